@@ -93,29 +93,29 @@ func (l Errors) sort() {
 	})
 }
 
-// At returns an error about a field of the document, such as spec.model, with its place in the file. If the file
+// ErrorAt returns an error about a field of the document, such as spec.model, with its place in the file. If the file
 // does not contain the field, the place is that of the nearest enclosing field.
-func (d Document) At(field, detail string) *Error {
-	return &Error{File: d.file, FilePosition: nearest(d.places, field), Field: field, Detail: detail}
+func (d Document) ErrorAt(field, detail string) *Error {
+	return &Error{File: d.file, FilePosition: nearestPosition(d.places, field), Field: field, Detail: detail}
 }
 
-// nearest returns the place of a field, or of the nearest field that encloses it; "" is the document itself.
-func nearest(places map[string]FilePosition, field string) FilePosition {
+// nearestPosition returns the place of a field, or of the nearest field that encloses it; "" is the document itself.
+func nearestPosition(places map[string]FilePosition, field string) FilePosition {
 	for {
 		if p, ok := places[field]; ok || field == "" {
 			return p
 		}
-		field = parent(field)
+		field = parentField(field)
 	}
 }
 
-// parent returns the path of the enclosing field; "" at the top.
-func parent(field string) string {
+// parentField returns the path of the enclosing field; "" at the top.
+func parentField(field string) string {
 	return field[:max(strings.LastIndexAny(field, ".["), 0)]
 }
 
-// within returns the path of a named field.
-func within(path, name string) string {
+// joinField returns the path of a named field.
+func joinField(path, name string) string {
 	switch {
 	case strings.Trim(name, wordCharacters) != "" || name == "":
 		return fmt.Sprintf("%s[%q]", path, name)
@@ -128,5 +128,5 @@ func within(path, name string) string {
 // wordCharacters are the characters of names that need no quotes in a path.
 const wordCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 
-// element returns the path of an element of a list.
-func element(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
+// joinIndex returns the path of an element of a list.
+func joinIndex(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

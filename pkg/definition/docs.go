@@ -14,15 +14,15 @@ import (
 
 //go:generate go run ./gen ../events ../../docs/agents.md ../../docs/schema/spool.schema.json
 
-// WriteFields writes tables of all fields of definition files. notes has the comments of the fields, keyed by
+// WriteFieldTables writes tables of all fields of definition files. notes has the comments of the fields, keyed by
 // Type.Field.
-func WriteFields(w io.Writer, notes map[string]string) error {
+func WriteFieldTables(w io.Writer, notes map[string]string) error {
 	var b strings.Builder
 	for _, s := range []struct {
 		title, name string
 		t           reflect.Type
 	}{
-		{"A document", "file", reflect.TypeFor[file[any]]()},
+		{"A document", "file", reflect.TypeFor[fileDocument[any]]()},
 		{"`spec` of an agent", "AgentSpec", reflect.TypeFor[events.AgentSpec]()},
 		{"`tools`", "ToolChoice", reflect.TypeFor[events.ToolChoice]()},
 		{"`subagents[]`", "SubagentSpec", reflect.TypeFor[events.SubagentSpec]()},
@@ -41,10 +41,10 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
 		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
 		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},
-		{"`variables.NAME.valueFrom`", "Source", reflect.TypeFor[Source]()},
+		{"`variables.NAME.valueFrom`", "Source", reflect.TypeFor[ValueSource]()},
 	} {
 		fmt.Fprintf(&b, "\n### %s\n\n| field | type | |\n| --- | --- | --- |\n", s.title)
-		for _, f := range fieldsOf(s.t) {
+		for _, f := range structFields(s.t) {
 			field := s.t.Field(f.index)
 			kind := shortTypeName(field.Type)
 			if f.required {
@@ -60,7 +60,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 // shortTypeName returns a short name of a type.
 func shortTypeName(t reflect.Type) string {
 	switch {
-	case t == typeReference:
+	case t == referenceType:
 		return "reference"
 	case t.Kind() == reflect.Interface || t.Kind() == reflect.Struct:
 		return "mapping"
@@ -83,7 +83,7 @@ func WriteSupportTable(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(architecture.Names(), " | "), strings.Repeat(" --- |", len(architecture.Names())+1))
 	table := SupportTable()
-	for _, row := range rows() {
+	for _, row := range supportTableRows() {
 		fmt.Fprintf(&b, "| `%s` |", row)
 		for _, a := range architecture.Names() {
 			cell := table[row][a]
@@ -98,26 +98,26 @@ func WriteSupportTable(w io.Writer) error {
 	return err
 }
 
-// rows returns the rows of that table in the order of an agent's fields.
-func rows() []string {
-	order := paths(reflect.TypeFor[events.AgentSpec](), "")
+// supportTableRows returns the rows of that table in the order of an agent's fields.
+func supportTableRows() []string {
+	order := fieldPaths(reflect.TypeFor[events.AgentSpec](), "")
 	return slices.SortedFunc(maps.Keys(SupportTable()), func(a, b string) int {
 		return slices.Index(order, a) - slices.Index(order, b)
 	})
 }
 
-// paths returns the fields of a struct and of nested structs, including lists of them.
-func paths(t reflect.Type, at string) []string {
+// fieldPaths returns the fields of a struct and of nested structs, including lists of them.
+func fieldPaths(t reflect.Type, at string) []string {
 	var out []string
-	for _, f := range fieldsOf(t) {
-		path := within(at, f.name)
+	for _, f := range structFields(t) {
+		path := joinField(at, f.name)
 		out = append(out, path)
 		inner := t.Field(f.index).Type
 		if inner.Kind() == reflect.Slice {
 			inner = inner.Elem()
 		}
-		if inner.Kind() == reflect.Struct && inner != typeReference {
-			out = append(out, paths(inner, path)...)
+		if inner.Kind() == reflect.Struct && inner != referenceType {
+			out = append(out, fieldPaths(inner, path)...)
 		}
 	}
 	return out

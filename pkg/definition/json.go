@@ -55,23 +55,23 @@ func readJSON(data []byte) ([]*yaml.Node, error) {
 	r.dec.UseNumber()
 	var list []*yaml.Node
 	for {
-		n, err := r.readValue(maxDepth + 1)
+		n, err := r.readValue(maxNestingDepth + 1)
 		switch {
 		case errors.Is(err, io.EOF) && len(bytes.TrimSpace(data[r.dec.InputOffset():])) == 0:
 			return list, nil
 		case err != nil:
-			if errors.Is(err, errDeep) {
+			if errors.Is(err, errTooDeep) {
 				return list, err
 			}
-			r.move(int(r.dec.InputOffset()))
+			r.advanceTo(int(r.dec.InputOffset()))
 			return list, &jsonError{r.line, fmt.Errorf("is not JSON: %w", err)}
 		}
 		list = append(list, n)
 	}
 }
 
-// move advances the position to an offset.
-func (r *jsonReader) move(to int) {
+// advanceTo advances the position to an offset.
+func (r *jsonReader) advanceTo(to int) {
 	for _, c := range string(r.data[r.at:to]) {
 		if r.line.Column++; c == '\n' {
 			r.line = FilePosition{r.line.Line + 1, 1}
@@ -80,19 +80,19 @@ func (r *jsonReader) move(to int) {
 	r.at = to
 }
 
-// position returns the position of the next token.
-func (r *jsonReader) position() FilePosition {
+// nextTokenPosition returns the position of the next token.
+func (r *jsonReader) nextTokenPosition() FilePosition {
 	at := int(r.dec.InputOffset())
 	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
 		at++
 	}
-	r.move(at)
+	r.advanceTo(at)
 	return r.line
 }
 
 // readValue reads the next value. depth is the number of further levels of nesting that are allowed.
 func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
-	p := r.position()
+	p := r.nextTokenPosition()
 	t, err := r.dec.Token()
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
 	switch t := t.(type) {
 	case json.Delim:
 		if depth == 0 {
-			return nil, &jsonError{p, errDeep}
+			return nil, &jsonError{p, errTooDeep}
 		}
 		return n, r.readChildren(n, t, depth-1)
 	case string:

@@ -11,65 +11,65 @@ import (
 
 // Names of the files that contain rules.
 const (
-	// SpoolFile is read from the root only. Its rules override all others.
-	SpoolFile = ".spoolignore"
-	// GitFile is read from any folder. Its rules apply to that folder and below, and override those of the folders
+	// SpoolIgnoreFile is read from the root only. Its rules override all others.
+	SpoolIgnoreFile = ".spoolignore"
+	// GitIgnoreFile is read from any folder. Its rules apply to that folder and below, and override those of the folders
 	// above.
-	GitFile = ".gitignore"
+	GitIgnoreFile = ".gitignore"
 )
 
-// Defaults are the rules that apply unless a file overrides them.
-const Defaults = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
+// DefaultRules are the rules that apply unless a file overrides them.
+const DefaultRules = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
 
-// MaxFile is the largest size of a rules file, in bytes.
-const MaxFile = 64 << 10
+// MaxRulesFileSize is the largest size of a rules file, in bytes.
+const MaxRulesFileSize = 64 << 10
 
 // Tree holds the rules of a folder and of its parents up to the root. It is immutable; the zero value ignores
 // nothing.
 type Tree struct {
-	first  Rules // rules of SpoolFile
-	levels []level
+	first  Rules // rules of SpoolIgnoreFile
+	levels []folderRules
 }
 
-// level holds the ignore rules of one folder of a Tree.
-type level struct {
+// folderRules holds the ignore rules of one folder of a Tree.
+type folderRules struct {
 	dir   string // relative to the root; "" is the root
 	rules Rules
 }
 
-// ReadTree reads the rules of a root: Defaults, GitFile and SpoolFile.
+// ReadTree reads the rules of a root: DefaultRules, GitIgnoreFile and SpoolIgnoreFile.
 func ReadTree(root fs.FS) (Tree, error) {
-	own, err := readRules(root, SpoolFile, SpoolFile)
+	own, err := readRules(root, SpoolIgnoreFile, SpoolIgnoreFile)
 	if err != nil {
 		return Tree{}, err
 	}
-	base, err := Parse([]byte(Defaults))
+	base, err := Parse([]byte(DefaultRules))
 	if err != nil {
 		return Tree{}, fmt.Errorf("the default rules: %w", err)
 	}
-	return Tree{first: own, levels: []level{{rules: base}}}.Enter(root, "")
+	return Tree{first: own, levels: []folderRules{{rules: base}}}.EnterFolder(root, "")
 }
 
-// Enter returns a Tree that also has the rules of a folder's GitFile. fsys is the folder, dir its path relative to
+// EnterFolder returns a Tree that also has the rules of a folder's GitIgnoreFile. fsys is the folder, dir its path relative to
 // the root ("" for the root).
-func (t Tree) Enter(fsys fs.FS, dir string) (Tree, error) {
-	rules, err := readRules(fsys, GitFile, path.Join(dir, GitFile))
+func (t Tree) EnterFolder(fsys fs.FS, dir string) (Tree, error) {
+	rules, err := readRules(fsys, GitIgnoreFile, path.Join(dir, GitIgnoreFile))
 	if err != nil || len(rules) == 0 {
 		return t, err
 	}
-	t.levels = append(t.levels[:len(t.levels):len(t.levels)], level{dir, rules})
+	t.levels = append(t.levels[:len(t.levels):len(t.levels)], folderRules{dir, rules})
 	return t, nil
 }
 
 // Ignores reports whether a path, relative to the root, is ignored. The path must lie in the folder that was entered
 // last.
 func (t Tree) Ignores(rel string, folder bool) bool {
-	if ignored, decided := t.first.decide(rel, folder); decided {
+	if ignored, decided := t.first.matchLast(rel, folder); decided {
 		return ignored
 	}
 	for i := len(t.levels) - 1; i >= 0; i-- {
 		l := t.levels[i]
-		if ignored, decided := l.rules.decide(strings.TrimPrefix(strings.TrimPrefix(rel, l.dir), "/"), folder); decided {
+		if ignored, decided := l.rules.matchLast(strings.TrimPrefix(strings.TrimPrefix(rel, l.dir), "/"), folder); decided {
 			return ignored
 		}
 	}
@@ -95,12 +95,12 @@ func readRules(fsys fs.FS, name, shown string) (Rules, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", shown, err)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	text, err := io.ReadAll(io.LimitReader(f, MaxRulesFileSize+1))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("%s: %w", shown, err)
 	}
-	if len(text) > MaxFile {
-		return nil, fmt.Errorf("%s has more than %d bytes", shown, MaxFile)
+	if len(text) > MaxRulesFileSize {
+		return nil, fmt.Errorf("%s has more than %d bytes", shown, MaxRulesFileSize)
 	}
 	// Like git, skip lines that are invalid.
 	rules, _ := Parse(text)

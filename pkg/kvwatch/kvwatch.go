@@ -13,8 +13,8 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 )
 
-// retryPause is the pause before a bucket is watched again after a failure.
-const retryPause = time.Second
+// retryInterval is the pause before a bucket is watched again after a failure.
+const retryInterval = time.Second
 
 // Run passes every entry of a bucket to a function, and then every change, until ctx ends, which is not an error. It
 // passes nil once the present entries are complete. When the watch ends early, for example because the bucket does not
@@ -26,7 +26,7 @@ func Run(ctx context.Context, js jetstream.JetStream, bucket string, logger *slo
 			return nil
 		}
 		logger.Warn("watch a bucket: trying again", "bucket", bucket, "error", err)
-		if retry.Pause(ctx, retryPause) != nil {
+		if retry.Pause(ctx, retryInterval) != nil {
 			return nil
 		}
 	}

@@ -121,7 +121,7 @@ type Layerer interface {
 
 // Packages are the packages that a layer contains.
 type Packages struct {
-	dependency.Set
+	dependency.PackageSet
 	Image string // image of the sandboxes that use the layer; "" for the provider's default
 }
 

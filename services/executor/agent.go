@@ -212,7 +212,7 @@ func (c Config) pool() (map[string]int, error) {
 		name, ok := architecture.Canonical(asked)
 		n, err := strconv.Atoi(count)
 		if !ok || err != nil || n < 0 || n > maxSlots {
-			return nil, fmt.Errorf("pool: %q is not an architecture (%s) and a number up to %d, like claude-code=2", entry, architecture.List(), maxSlots)
+			return nil, fmt.Errorf("pool: %q is not an architecture (%s) and a number up to %d, like claude-code=2", entry, architecture.FormatNames(), maxSlots)
 		}
 		out[name] = n
 	}

@@ -67,7 +67,7 @@ func TestSettingWorkers(t *testing.T) {
 		var all sync.WaitGroup
 		for range 6 {
 			all.Go(func() {
-				b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: ref})
+				b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: ref})
 			})
 		}
 		select {

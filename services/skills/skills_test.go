@@ -327,7 +327,7 @@ func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 			one := b.ok(b.pushAs(first, version(1), named, tags("a")))
 			two := b.ok(b.pushAs(second, version(2), named))
 			tagged := b.ok(b.send(command.TypeTagSkill, tag, command.TagSkill{Ref: at("a"), Tag: "b"}))
-			b.ok(b.send(command.TypeRemoveSkill, rm, command.Remove{Ref: at("b")}))
+			b.ok(b.send(command.TypeRemoveSkill, rm, command.RemoveEntry{Ref: at("b")}))
 			before := len(b.history())
 			again := b.ok(b.pushAs(second, version(2), named))
 			if again.Same != two.Same || *again.Ref != *two.Ref || !reflect.DeepEqual(again.Pushed, two.Pushed) {
@@ -341,7 +341,7 @@ func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 			if a := b.send(command.TypeTagSkill, tag, command.TagSkill{Ref: at("a"), Tag: "b"}); a.Error != nil || a.Same != tagged.Same {
 				t.Errorf("tag again: %+v", a)
 			}
-			b.ok(b.send(command.TypeRemoveSkill, rm, command.Remove{Ref: at("b")}))
+			b.ok(b.send(command.TypeRemoveSkill, rm, command.RemoveEntry{Ref: at("b")}))
 			if after := len(b.history()); after != before {
 				t.Errorf("%d events more", after-before)
 			}
@@ -360,7 +360,7 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 		return b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: at(version), Tag: tag})
 	}
 	remove := func(version string) command.Answer {
-		return b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: at(version)})
+		return b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: at(version)})
 	}
 	means := func(version, want string) {
 		t.Helper()
@@ -398,9 +398,9 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 		"tag of none":      tag("nothing", "x"),
 		"tag of a digest":  tag(strings.Repeat("a", 64), "x"),
 		"remove none":      remove("nothing"),
-		"another skill":    b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: events.Reference{Slug: "none"}}),
+		"another skill":    b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: events.Reference{Slug: "none"}}),
 		"tag of no skill":  b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: events.Reference{Slug: "none"}, Tag: "x"}),
-		"platform's, none": b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: events.Reference{Scope: events.ScopePlatform, Slug: "pdf-tools"}}),
+		"platform's, none": b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: events.Reference{Scope: events.ScopePlatform, Slug: "pdf-tools"}}),
 	} {
 		if a.Error == nil || a.Error.Code != "SKILL_NOT_FOUND" || a.Error.Field == "" || a.Error.Detail == "" {
 			t.Errorf("%s: %+v", name, a.Error)
@@ -433,7 +433,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 		{"too many tags", "TOO_MANY_TAGS", "tags", push(tags(manyTags(65)...))},
 		{"tag without a name", "INVALID_REQUEST", "tag", send(command.TypeTagSkill, command.TagSkill{Ref: ref})},
 		{"tag of what is no reference", "INVALID_REQUEST", "slug", send(command.TypeTagSkill, command.TagSkill{Tag: "x"})},
-		{"remove nothing", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, command.Remove{})},
+		{"remove nothing", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, command.RemoveEntry{})},
 		{"no body", "INVALID_REQUEST", "body", send(command.TypePushSkill, 1)},
 		{"a reference that does not decode", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, map[string]string{"ref": "A B"})},
 		{"another service's", "INVALID_REQUEST", "type", send(command.TypeCreateSession, nil)},

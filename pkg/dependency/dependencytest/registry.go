@@ -21,8 +21,8 @@ import (
 	"sync"
 )
 
-// NPM is an npm package that the test registry serves.
-type NPM struct {
+// NPMPackage is an npm package that the test registry serves.
+type NPMPackage struct {
 	Name, Version string
 	Files         map[string]string // in addition to package.json, by path
 	Bin           map[string]string // programs: file by name
@@ -30,8 +30,8 @@ type NPM struct {
 	Dependencies  map[string]string // range by name
 }
 
-// Wheel is a Python package with one module, which has the package's name.
-type Wheel struct {
+// PythonPackage is a Python package with one module, which has the package's name.
+type PythonPackage struct {
 	Name, Version string
 	Module        string   // source of the module
 	Programs      []string // each program calls main() of the module
@@ -49,7 +49,7 @@ type Registry struct {
 }
 
 // New returns a registry. base is the address of its npm part, without a trailing slash; its documents contain it.
-func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
+func New(base string, npm []NPMPackage, wheels []PythonPackage) (*Registry, error) {
 	r := &Registry{files: map[string]servedFile{}}
 	for _, p := range npm {
 		if err := r.addNPM(base, p); err != nil {
@@ -83,15 +83,15 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(f.content) // the client may have disconnected
 }
 
-// Switch turns the registry on or off.
-func (r *Registry) Switch(on bool) {
+// SetAvailable turns the registry on or off.
+func (r *Registry) SetAvailable(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.off = !on
 }
 
-// Requests returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
-func (r *Registry) Requests(suffix string) (n int) {
+// CountRequests returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
+func (r *Registry) CountRequests(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.asked {
@@ -107,7 +107,7 @@ type servedFile struct {
 	content []byte
 }
 
-func (r *Registry) addNPM(base string, p NPM) error {
+func (r *Registry) addNPM(base string, p NPMPackage) error {
 	manifest := map[string]any{"name": p.Name, "version": p.Version, "bin": p.Bin, "scripts": p.Scripts, "dependencies": p.Dependencies}
 	raw, err := json.Marshal(manifest)
 	if err != nil {
@@ -146,7 +146,7 @@ func (r *Registry) addNPM(base string, p NPM) error {
 	return nil
 }
 
-func (r *Registry) addWheel(w Wheel) error {
+func (r *Registry) addWheel(w PythonPackage) error {
 	info := w.Name + "-" + w.Version + ".dist-info/"
 	metadata := "Metadata-Version: 2.1\nName: " + w.Name + "\nVersion: " + w.Version + "\n"
 	for _, e := range w.Extras {

@@ -164,7 +164,7 @@ func (m *MockModal) newTLSListener(t testing.TB, dir string) tlsListener {
 	pair, trusted := filepath.Join(dir, "egress"), filepath.Join(dir, "ca.pem")
 	_, err = authority.Issue(pair, []string{m.Gateway})
 	must(t, err)
-	must(t, authority.Trust(trusted))
+	must(t, authority.WriteTrustFile(trusted))
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 

@@ -34,7 +34,7 @@ func (s *sharing) enter(dir *os.Root, path string) (leave func(), err error) {
 	if path == wire.Workspace {
 		s.rules, err = ignore.ReadTree(dir.FS())
 	} else {
-		s.rules, err = s.rules.Enter(dir.FS(), strings.TrimPrefix(path, wire.Workspace+"/"))
+		s.rules, err = s.rules.EnterFolder(dir.FS(), strings.TrimPrefix(path, wire.Workspace+"/"))
 	}
 	return func() { s.rules = before }, err
 }

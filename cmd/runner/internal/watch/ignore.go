@@ -4,10 +4,10 @@ import "github.com/spoolhq/spool/pkg/ignore"
 
 // IgnoreFile is the file in the workspace's root with rules, in the syntax of gitignore, for files that no events
 // report.
-const IgnoreFile = ignore.SpoolFile
+const IgnoreFile = ignore.SpoolIgnoreFile
 
 // maxIgnore is the largest size of the ignore file in bytes.
-const maxIgnore = ignore.MaxFile
+const maxIgnore = ignore.MaxRulesFileSize
 
 // defaultRules come before the rules of IgnoreFile, which may negate them.
-const defaultRules = ignore.Defaults
+const defaultRules = ignore.DefaultRules

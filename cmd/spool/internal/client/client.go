@@ -79,7 +79,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if cfg.CAFile != "" {
-		pool, err := certificate.ReadPool(cfg.CAFile)
+		pool, err := certificate.ReadCertPool(cfg.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("ca-file: %w", err)
 		}

@@ -141,7 +141,7 @@ func (c *envsShow) Run(a *app) error {
 		if err := decodeStrict(spec, &s); err != nil {
 			return err
 		}
-		stored := definition.Stored(s)
+		stored := definition.FromStored(s)
 		d.Environment = &stored
 		return nil
 	})
@@ -188,7 +188,7 @@ func (c *catalogueShow) show(a *app, kind definition.Kind, fill func(*definition
 		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.Line(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
 			return err
 		}
-		return definition.Write(a.Out, d)
+		return definition.WriteYAML(a.Out, d)
 	})
 }
 

@@ -187,7 +187,7 @@ func (x *securityExamination) requiresKey(ctx context.Context, path, remedy stri
 	}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
 	if x.CA != "" {
-		pool, err := certificate.ReadPool(x.CA)
+		pool, err := certificate.ReadCertPool(x.CA)
 		if err != nil {
 			return failedFinding("ca-file: "+err.Error(), "name a PEM file with the authority's certificate")
 		}

@@ -150,7 +150,7 @@ func (s *scanner) listSubfolder(p string, above ignore.Tree) error {
 	if err != nil {
 		return unreadableError(p, err)
 	}
-	tree, err := above.Enter(sub, p)
+	tree, err := above.EnterFolder(sub, p)
 	if errors.Is(err, fs.ErrPermission) {
 		return unreadableError(p, err)
 	}
@@ -176,7 +176,7 @@ const (
 
 func (s *scanner) add(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
-		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
+		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolIgnoreFile)
 	}
 	if err := checkPath("workspace", p, false); err != nil {
 		return err
@@ -193,11 +193,11 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 			return unreadableError(p, err)
 		}
 		if !staysInside(p, target) {
-			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
+			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolIgnoreFile)
 		}
 		e.Kind, e.Mode, e.Target = kindSymlink, 0, target
 	default:
-		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolFile)
+		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, special(info.Mode()), ignore.SpoolIgnoreFile)
 	}
 	s.bytes += tarBlock + (e.Size+tarBlock-1)/tarBlock*tarBlock
 	if len(p) > maxShort || len(e.Target) > maxShort {
@@ -205,11 +205,11 @@ func (s *scanner) add(p string, info fs.FileInfo) error {
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
-		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolIgnoreFile)
 	case e.Size > s.limits.bytes:
-		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, size(e.Size), size(s.limits.bytes), ignore.SpoolIgnoreFile)
 	case s.bytes > s.limits.bytes:
-		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", size(s.limits.bytes), ignore.SpoolIgnoreFile)
 	}
 	if e.Kind == kindFile {
 		f, _, err := openRegular(s.root, p)
@@ -240,7 +240,7 @@ func special(mode fs.FileMode) string {
 // unreadableError returns the error for a path of the folder that cannot be read.
 func unreadableError(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolFile)
+		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", cleanDir(p), ignore.SpoolIgnoreFile)
 	}
 	return usageError("workspace: %q: %v", cleanDir(p), err)
 }

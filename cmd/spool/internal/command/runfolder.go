@@ -81,7 +81,7 @@ func (r *queryRun) create(ctx context.Context) (session string, err error) {
 }
 
 func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
-	identity, err := hostpath.Identity(r.folder)
+	identity, err := hostpath.FolderIdentity(r.folder)
 	if err != nil {
 		return "", usageError("workspace: %v", err)
 	}

@@ -38,7 +38,7 @@ func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image strin
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
 	defer cancel()
-	for _, i := range cfg.Installers(want.Set, layerDir) {
+	for _, i := range cfg.Installers(want.PackageSet, layerDir) {
 		var said layer.Tail
 		code, err := p.runInstaller(ctx, box, i, &said)
 		switch {

@@ -53,7 +53,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	if err != nil {
 		return "", err
 	}
-	digest := want.Digest(pic.id, pic.platform)
+	digest := want.LayerDigest(pic.id, pic.platform)
 	name, err := p.completeLayer(ctx, digest)
 	if err != nil {
 		return "", err

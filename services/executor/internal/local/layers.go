@@ -43,7 +43,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 	if err != nil {
 		return "", err
 	}
-	digest := want.Digest(base, runtime.GOOS+"/"+runtime.GOARCH)
+	digest := want.LayerDigest(base, runtime.GOOS+"/"+runtime.GOARCH)
 	if dir, err := p.completeLayer(digest); dir != "" || err != nil {
 		return dir, err
 	}
@@ -210,7 +210,7 @@ func (p *Provider) install(ctx context.Context, dir string, want sandbox.Package
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
 	defer cancel()
-	for _, i := range cfg.Installers(want.Set, dir) {
+	for _, i := range cfg.Installers(want.PackageSet, dir) {
 		path, err := p.program(ctx, i.Args[0])
 		if err != nil {
 			return err

@@ -196,7 +196,7 @@ func (p *Provider) prepare(spec sandbox.Spec) (savedSandbox, error) {
 // checkHostPath returns a *sandbox.Error unless a session may still work in a folder. Since the session was created,
 // the folder may have been removed, or replaced by a link to another folder.
 func (p *Provider) checkHostPath(path string) error {
-	resolved, err := p.cfg.HostPaths.Resolve(path)
+	resolved, err := p.cfg.HostPaths.CheckAndResolve(path)
 	if err == nil && resolved != path {
 		err = fmt.Errorf("%s has become a link to %s", path, resolved)
 	}

@@ -607,7 +607,7 @@ func authority(t *testing.T) string {
 	dir := t.TempDir()
 	a, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
 	if err == nil {
-		err = a.Trust(filepath.Join(dir, "ca.pem"))
+		err = a.WriteTrustFile(filepath.Join(dir, "ca.pem"))
 	}
 	text, rerr := os.ReadFile(filepath.Join(dir, "ca.pem"))
 	if err := errors.Join(err, rerr); err != nil {

@@ -20,14 +20,14 @@ func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 	if err != nil { // it was checked when the agent was applied
 		return "", &references.Error{Code: sandbox.CodeDependenciesFailed, Err: fmt.Errorf("dependencies: %w", err)}
 	}
-	if set.Empty() {
+	if set.IsEmpty() {
 		return "", nil
 	}
 	layerer, ok := p.Provider.(sandbox.Layerer)
 	if !ok {
 		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", p.ProviderName)}
 	}
-	return p.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: p.Session.Life.Options.Image})
+	return p.awaitLayer(ctx, layerer, sandbox.Packages{PackageSet: set, Image: p.Session.Life.Options.Image})
 }
 
 // awaitLayer blocks until the layer with the packages of want exists, which layerer may have to build, and returns the layer's name. Errors are

@@ -89,7 +89,7 @@ func (r *Resolver) Resolve(ctx context.Context, e Execution) (*Resolved, error) 
 	if err != nil {
 		return nil, &Error{"EGRESS_INVALID", fmt.Errorf("what the execution may reach: %w", err)}
 	}
-	out.InspectsRequests = list.Selective()
+	out.InspectsRequests = list.RestrictsMethods()
 	return out, nil
 }
 
@@ -220,18 +220,18 @@ const fromSession = "session"
 // allowedHosts returns the hosts that a sandbox may reach besides models: the hosts of the session and of each environment. The
 // hosts of the agent became hosts of the session when it was created.
 func allowedHosts(session, agent []string, list []layers.Environment) ([]events.AllowedHost, error) {
-	var from []egress.Layer
+	var from []egress.SourceEntries
 	for _, host := range session {
-		l := egress.Layer{From: fromSession, Entries: []string{host}}
+		l := egress.SourceEntries{From: fromSession, Entries: []string{host}}
 		if slices.Contains(agent, host) {
 			l.From = layers.FromAgent
 		}
 		from = append(from, l)
 	}
 	for _, e := range list {
-		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})
+		from = append(from, egress.SourceEntries{From: e.Ref.String(), Entries: e.Spec.Egress})
 	}
-	all, err := egress.Union(command.MaxEgress, from...)
+	all, err := egress.MergeEntries(command.MaxEgressEntries, from...)
 	if err != nil {
 		return nil, &Error{"EGRESS_INVALID", err}
 	}

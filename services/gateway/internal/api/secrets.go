@@ -108,8 +108,8 @@ func (s *Server) runVariables(r variablesRequest) (variables, error) {
 // checkVariable checks the value of a variable. Its error does not contain the value.
 func checkVariable(field, value string) error {
 	switch {
-	case len(value) > definition.MaxValue:
-		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(value), definition.MaxValue)
+	case len(value) > definition.MaxVariableSize:
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(value), definition.MaxVariableSize)
 	case !utf8.ValidString(value), strings.ContainsRune(value, 0):
 		return problem.Invalid(field, "value contains a NUL byte or is not valid UTF-8")
 	}
@@ -188,7 +188,7 @@ func checkDraft(spec events.EnvironmentSpec) error {
 			spec.Variables[name] = v
 		}
 	}
-	wrong := definition.CheckDraft(spec)
+	wrong := definition.CheckRequestedEnvironment(spec)
 	if len(wrong) == 0 {
 		return nil
 	}

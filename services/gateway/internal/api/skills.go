@@ -188,7 +188,7 @@ func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	}
 	return &spoolv1.Skill{
 		Ref: referenceMessage(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
-		CreatedAt: wirejson.Time(v.CreatedAt),
+		CreatedAt: wirejson.TimestampOf(v.CreatedAt),
 	}, nil
 }
 

@@ -55,7 +55,7 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 		return nil, err
 	}
 	out := &spoolv1.SessionState{
-		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
+		Seq: p.Seq, Position: p.Position, Time: wirejson.TimestampOf(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
 		BlockCount: p.Count.Blocks, Todos: p.TodoLists(), ConversationCount: p.Count.Conversations,
 		Reported: reads.UsageTotal(p.Reported()), Metered: reads.MeteredUsageTotal(p.Metered), Resolved: p.Versions(),
 	}
@@ -124,7 +124,7 @@ func (s *Server) workspaceState(ctx context.Context, p reads.SessionState) (*spo
 	}
 	since := "the session's beginning"
 	if n := p.Workspace; n != nil {
-		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
+		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.TimestampOf(n.Time), n.Files, float64(n.Bytes)
 		out.SnapshotSession = ancestor(p, n)
 		if out.SnapshotSession == nil {
 			since = "it"

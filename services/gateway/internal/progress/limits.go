@@ -90,7 +90,7 @@ func optional(s string) *string {
 // NewMessage returns the status of a user_message or assistant_text.
 func NewMessage(b events.Block) *spoolv1.MessageStatus {
 	m := &spoolv1.MessageStatus{
-		BlockId: readmodel.Key(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.Key(b.ConversationID), Time: wirejson.Time(b.Time),
+		BlockId: readmodel.Key(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.Key(b.ConversationID), Time: wirejson.TimestampOf(b.Time),
 	}
 	text := b.Content
 	for i := 0; text == "" && i < len(b.Parts); i++ {

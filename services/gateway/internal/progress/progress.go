@@ -127,7 +127,9 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 }
 
 // stored returns a time as the columns of the read models have it: in microseconds.
-func stored(t time.Time) *timestamppb.Timestamp { return wirejson.Time(t.Truncate(time.Microsecond)) }
+func stored(t time.Time) *timestamppb.Timestamp {
+	return wirejson.TimestampOf(t.Truncate(time.Microsecond))
+}
 
 // end ends the execution, its open calls and its running sub-agents.
 func end(s *spoolv1.ExecutionStatus, e events.Event) {

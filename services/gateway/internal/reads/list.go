@@ -186,7 +186,7 @@ func (l listTable) filter(q *statementBuilder, f Filter) (joins string, err erro
 	if f.Architecture != "" {
 		name, ok := architecture.Canonical(f.Architecture)
 		if !ok {
-			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.List())
+			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.FormatNames())
 		}
 		q.add(l.owner+".architecture = %s", name)
 	}

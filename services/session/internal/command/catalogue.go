@@ -19,7 +19,7 @@ func (h *Handler) apply(ctx context.Context, c command.Command) (command.Answer,
 	if err != nil {
 		return command.Answer{}, err
 	}
-	if err := definitionRefusal("ref.", definition.CheckEntry(ref, tags)); err != nil {
+	if err := definitionRefusal("ref.", definition.CheckEntryNames(ref, tags)); err != nil {
 		return command.Answer{}, err
 	}
 	if ref.Version, err = definition.Digest(spec); err != nil {
@@ -98,11 +98,11 @@ func definitionRefusal(prefix string, wrong []definition.FieldError) error {
 
 // remove hides an entry.
 func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer, error) {
-	var b command.Remove
+	var b command.RemoveEntry
 	if err := decode(c, &b); err != nil {
 		return command.Answer{}, err
 	}
-	if err := definitionRefusal("ref.", definition.CheckEntry(b.Ref, nil)); err != nil {
+	if err := definitionRefusal("ref.", definition.CheckEntryNames(b.Ref, nil)); err != nil {
 		return command.Answer{}, err
 	}
 	var kind events.Aspect

@@ -68,7 +68,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.EnforcesTurnLimit(out.Architecture) && !isIsolated(out.Provider) {
 		return out, invalid("sandbox", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inheritOptions(b.Options, agent)
@@ -104,7 +104,7 @@ func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) 
 	}
 	known, ok := architecture.Canonical(name)
 	if !ok {
-		return "", invalid("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.List()))
+		return "", invalid("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.FormatNames()))
 	}
 	if agent == nil {
 		return known, nil
@@ -157,7 +157,7 @@ func (h *Handler) defaultOptions(o events.Options) events.Options {
 // update returns the command that changes a session's options: the current ones, merged with the changed ones. A cleared option has the
 // service's default again.
 func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base session.Base) (session.Command, error) {
-	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
+	o, err := command.MergeOptions(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
 	}
@@ -170,11 +170,11 @@ func (h *Handler) update(b command.UpdateSession, l *eventlog.Loaded, base sessi
 // checkUpdate refuses an invalid change of a session's options.
 func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
-		if err := errors.Join(command.CheckUnchanged(b.Options), command.CheckOptions(*b.Options)); err != nil {
+		if err := errors.Join(command.CheckFixedOptions(b.Options), command.CheckOptions(*b.Options)); err != nil {
 			return err
 		}
 	}
-	if _, err := command.Merge(events.Options{}, nil, b.Clear); err != nil {
+	if _, err := command.MergeOptions(events.Options{}, nil, b.Clear); err != nil {
 		return err
 	}
 	return checkMetadata(b.Metadata)

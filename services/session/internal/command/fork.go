@@ -197,7 +197,7 @@ func (h *Handler) forkAgent(ctx context.Context, c command.Command, name string,
 	if _, err := resolveArchitecture(before.Architecture, agent); err != nil {
 		return invalid("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.EnforcesTurnLimit(out.Architecture) && !isIsolated(out.Provider) {
 		return invalid("agent", fmt.Sprintf("the agent has limits.turns, which for architecture %s the egress proxy of the providers docker and modal holds to; the session's provider %s has none", out.Architecture, out.Provider))
 	}
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {

@@ -30,7 +30,7 @@ import (
 
 // Budgets returns the budgets and limits of a tenant, and its usage.
 type Budgets interface {
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
 // Config configures a Handler. Every field except Room is required.
@@ -125,7 +125,7 @@ func checkIDs(c command.Command) error {
 		return err
 	}
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits, command.TypeRetryDead, command.TypeDropDead,
+	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits, command.TypeRetryDeadLetter, command.TypeDropDeadLetter,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return nil
@@ -134,7 +134,7 @@ func checkIDs(c command.Command) error {
 			break
 		}
 		fallthrough
-	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeCancel, command.TypePause, command.TypeResume, command.TypeDecideApproval:
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecoverExecution, command.TypeCancel, command.TypePause, command.TypeResume, command.TypeDecideApproval:
 		if err := events.CheckID("executionId", events.KindExecution, c.ExecutionID); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (h *Handler) do(ctx context.Context, c command.Command) (command.Answer, er
 		return h.handleBudget(ctx, c)
 	case command.TypeSetLimits, command.TypeRemoveLimits:
 		return h.handleLimits(ctx, c)
-	case command.TypeRetryDead, command.TypeDropDead:
+	case command.TypeRetryDeadLetter, command.TypeDropDeadLetter:
 		return h.handleDeadLetter(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
 		return h.apply(ctx, c)
@@ -214,7 +214,7 @@ func (h *Handler) builder(ctx context.Context, c command.Command) (builder, erro
 		return func(l *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return post(c, b, base, l), nil
 		}, checkPost(c, b)
-	case command.TypeRecover:
+	case command.TypeRecoverExecution:
 		return h.recoverBuilder(ctx, c)
 	case command.TypeDecideApproval:
 		return approvalBuilder(c)
@@ -260,7 +260,7 @@ func controlBuilder(c command.Command) (builder, error) {
 			v := l.View()
 			return session.RequestTerminate{Base: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
 		}, nil
-	case command.TypeSync:
+	case command.TypeSyncWorkspace:
 		return func(_ *eventlog.Loaded, base session.Base) (session.Command, error) {
 			return session.RequestSync{Base: base}, nil
 		}, nil
@@ -332,7 +332,7 @@ func (h *Handler) decide(ctx context.Context, c command.Command, build builder, 
 
 // checkRoom refuses a command that needs room while only the reserve of the store is left.
 func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
-	if !t.NeedsRoom() {
+	if !t.IsRefusedWhenFull() {
 		return nil
 	}
 	if err := h.cfg.Room.Check(ctx, 0); err != nil {
@@ -344,14 +344,14 @@ func (h *Handler) checkRoom(ctx context.Context, t command.Type) error {
 // checkEvents refuses a command that adds events to a session if the tenant has reached its limit of events for the
 // day.
 func (h *Handler) checkEvents(ctx context.Context, c command.Command) error {
-	if !c.Type.NeedsRoom() {
+	if !c.Type.IsRefusedWhenFull() {
 		return nil
 	}
-	t, err := h.cfg.Budgets.Of(ctx, c.Tenant)
+	t, err := h.cfg.Budgets.Get(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}
-	if why := t.EventsExceeded(c.Tenant, h.cfg.Now()); why != "" {
+	if why := t.ExceededEventLimit(c.Tenant, h.cfg.Now()); why != "" {
 		return &command.Error{Code: events.CodeTenantEvents, Detail: why}
 	}
 	return nil
@@ -391,9 +391,9 @@ func (h *Handler) hint(l *eventlog.Loaded, list []events.Event) {
 // typeLabel returns the label of a type in metrics. All unknown types have one label.
 func typeLabel(t command.Type) string {
 	switch t {
-	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeInterrupt, command.TypeCancel,
-		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
-		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
+	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecoverExecution, command.TypeInterrupt, command.TypeCancel,
+		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSyncWorkspace, command.TypePutFile, command.TypeRemoveFile,
+		command.TypeRetryDeadLetter, command.TypeDropDeadLetter, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return string(t)

@@ -11,7 +11,7 @@ import (
 
 // recoverBuilder returns the builder of TypeRecover.
 func (h *Handler) recoverBuilder(ctx context.Context, c command.Command) (builder, error) {
-	var b command.Recover
+	var b command.RecoverExecution
 	if err := decode(c, &b); err != nil {
 		return nil, err
 	}

@@ -37,7 +37,7 @@ type Leases interface {
 
 // Budgets reads the budgets and limits of tenants, and their usage.
 type Budgets interface {
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
 // Config configures a Reactor. Every field is required.
@@ -281,14 +281,14 @@ func (r *Reactor) budgetEnd(ctx context.Context, l *eventlog.Loaded, now time.Ti
 	if why := l.Life.Options.Budget.Exceeded(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
-	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
+	t, err := r.cfg.Budgets.Get(ctx, l.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	if why := t.Exceeded(l.Tenant, now); why != "" {
+	if why := t.ExceededBudget(l.Tenant, now); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
-	if why := t.EventsExceeded(l.Tenant, now); why != "" {
+	if why := t.ExceededEventLimit(l.Tenant, now); why != "" {
 		return events.ExecutionFailed{Code: events.CodeTenantEvents, Message: why}, nil
 	}
 	return nil, nil

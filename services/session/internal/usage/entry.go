@@ -67,12 +67,12 @@ func (e *entry) add(stream string, rec eventlog.Record, usage map[string]budget.
 	s := e.shard(stream)
 	s.Seq = rec.Position.Seq
 	for day, u := range usage {
-		s.Total = s.Total.Plus(u)
+		s.Total = s.Total.Add(u)
 		if day >= keep.day {
-			s.Days[day] = s.Days[day].Plus(u)
+			s.Days[day] = s.Days[day].Add(u)
 		}
 		if m := monthOfDay(day); m >= keep.month {
-			s.Months[m] = s.Months[m].Plus(u)
+			s.Months[m] = s.Months[m].Add(u)
 		}
 	}
 	for _, event := range rec.Events {
@@ -158,7 +158,7 @@ func (e *entry) publish(streams []string, now time.Time) {
 			}
 			b := budget.Budget{Period: period, Limit: limit}
 			b.From, b.Until = period.Span(now)
-			b.Spent = e.usageSince(period, b.From).Spent()
+			b.Spent = e.usageSince(period, b.From).BudgetUsage()
 			e.Budgets = append(e.Budgets, b)
 		}
 	}
@@ -167,9 +167,9 @@ func (e *entry) publish(streams []string, now time.Time) {
 			e.Limits = *s.Limits
 		}
 	}
-	if e.LimitsEvents() {
+	if e.HasDailyEventLimit() {
 		e.Used.Day, _ = events.PeriodDay.Span(now)
-		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).Logged()
+		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).LogOutput()
 	}
 }
 
@@ -182,17 +182,17 @@ func (e *entry) usageSince(period events.Period, from string) budget.Usage {
 		case events.PeriodDay:
 			for day, u := range s.Days {
 				if day >= from {
-					sum = sum.Plus(u)
+					sum = sum.Add(u)
 				}
 			}
 		case events.PeriodMonth:
 			for m, u := range s.Months {
 				if m >= monthOfDay(from) {
-					sum = sum.Plus(u)
+					sum = sum.Add(u)
 				}
 			}
 		default:
-			sum = sum.Plus(s.Total)
+			sum = sum.Add(s.Total)
 		}
 	}
 	return sum

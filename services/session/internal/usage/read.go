@@ -99,7 +99,7 @@ func (s *sessions) find(k sessionKey) *budget.SessionUsage {
 // keep adds the fold of a session to memory.
 func (s *sessions) keep(k sessionKey, u *budget.SessionUsage) {
 	s.recent[k] = u
-	s.size += u.Size()
+	s.size += u.EntryCount()
 }
 
 // load ensures that the sessions of commits are in memory. Sessions that began before the commits are read from the
@@ -154,7 +154,7 @@ func (s *sessions) history(ctx context.Context, before eventlog.Record) (*budget
 		if rec.Position.Seq >= before.Position.Seq {
 			break
 		}
-		u.Add(rec)
+		u.AddCommit(rec)
 	}
 	return u, ctx.Err()
 }
@@ -166,9 +166,9 @@ func (s *sessions) add(rec eventlog.Record) map[string]budget.Usage {
 		return nil
 	}
 	u := s.find(sessionKey{rec.Subject.Tenant, rec.Subject.ID})
-	before := u.Size()
-	usage := u.Add(rec)
-	s.size += u.Size() - before
+	before := u.EntryCount()
+	usage := u.AddCommit(rec)
+	s.size += u.EntryCount() - before
 	return usage
 }
 

@@ -264,7 +264,7 @@ func (l *leaderFold) scan(ctx context.Context) (earlier bool, err error) {
 					t.entry = entry{}
 				}
 			}
-			t.published = !t.entry.Empty()
+			t.published = !t.entry.IsEmpty()
 			earlier = earlier || t.entry.Shards == nil
 			l.tenants[t.name] = t
 		}
@@ -439,7 +439,7 @@ func (l *leaderFold) write(ctx context.Context, all bool) error {
 		return err
 	}
 	for _, t := range written {
-		t.published = !t.entry.Empty()
+		t.published = !t.entry.IsEmpty()
 		delete(l.dirty, t.name)
 	}
 	l.oldest.Store(0)

@@ -43,7 +43,7 @@ func (h *Handler) tag(ctx context.Context, c command.Command) (command.Answer, e
 
 // remove hides a skill, or one version of it.
 func (h *Handler) remove(ctx context.Context, c command.Command) (command.Answer, error) {
-	var b command.Remove
+	var b command.RemoveEntry
 	if err := decode(c, &b); err != nil {
 		return command.Answer{}, err
 	}

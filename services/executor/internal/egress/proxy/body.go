@@ -127,7 +127,7 @@ func (s *Server) grow(body io.Reader, sb *registry.Sandbox) (raw []byte, taken i
 func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *routedRequest, d events.EgressDenied) (body bufferedBody, ok bool) {
 	for _, line := range r.Header.Values("Content-Encoding") {
 		if line != "identity" {
-			d.Code, d.Message = UnreadableBody, "the body is in encoding "+egress.Printable(line)+": requests to models are sent without one, so that they can be read"
+			d.Code, d.Message = UnreadableBody, "the body is in encoding "+egress.QuotePrefix(line)+": requests to models are sent without one, so that they can be read"
 			s.deny(w, c.sb, http.StatusForbidden, d)
 			return bufferedBody{}, false
 		}

@@ -163,7 +163,7 @@ func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registr
 		s.deny(w, sb, statusOf(denial), *denial)
 		return
 	}
-	if !access.All() {
+	if !access.AllowsAll() {
 		s.serveInspected(w, r, sb, t)
 		return
 	}

@@ -99,7 +99,7 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 		}
 	}
 	access := sb.Access(t)
-	if !access.Named() {
+	if !access.AllowsAny() {
 		d.Code, d.Message = NotAllowed, notAllowedMessage(t)
 		return t, access, d
 	}

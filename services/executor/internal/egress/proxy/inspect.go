@@ -178,9 +178,9 @@ func checkTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressDenied 
 	}
 	switch named, err := egress.ParseTarget(r.Host, assume); {
 	case err != nil || named != tunnel.target:
-		d.Message = "the request is for " + egress.Printable(r.Host) + ", and the tunnel was opened to " + tunnel.target.String()
+		d.Message = "the request is for " + egress.QuotePrefix(r.Host) + ", and the tunnel was opened to " + tunnel.target.String()
 	case !strings.HasPrefix(r.RequestURI, "/"):
-		d.Message = "in a tunnel a request names a path, not " + egress.Printable(r.RequestURI)
+		d.Message = "in a tunnel a request names a path, not " + egress.QuotePrefix(r.RequestURI)
 	default:
 		return nil
 	}
@@ -197,13 +197,13 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 	d := newDenial(t, r.Method)
 	d.Code = MethodNotAllowed
 	switch {
-	case !a.Named():
+	case !a.AllowsAny():
 		d.Code, d.Message = NotAllowed, notAllowedMessage(t)
 		return d
 	case r.Method == http.MethodTrace:
 		d.Message = "TRACE is not forwarded"
 		return d
-	case a.All():
+	case a.AllowsAll():
 		return nil
 	case !a.Allows(r.Method):
 		d.Message = notInAccessMessage(r.Method, t, a)
@@ -229,7 +229,7 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 }
 
 func notInAccessMessage(method string, t egress.Target, a egress.Access) string {
-	return egress.Printable(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
+	return egress.QuotePrefix(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
 }
 
 // bufferedConn is a connection with bytes that were read ahead.

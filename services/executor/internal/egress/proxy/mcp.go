@@ -47,7 +47,7 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.S
 	switch {
 	case server == nil:
 		status = http.StatusNotFound
-		d.Code, d.Message = UnknownServer, "this sandbox has no MCP server "+egress.Printable(name)+"; after a restart of the proxy servers are missing for a moment"
+		d.Code, d.Message = UnknownServer, "this sandbox has no MCP server "+egress.QuotePrefix(name)+"; after a restart of the proxy servers are missing for a moment"
 	case !slices.Contains(mcpMethods, r.Method):
 		d.Code, d.Message = MethodNotAllowed, r.Method+" is not a method of MCP"
 	case r.Header.Get("Upgrade") != "":
