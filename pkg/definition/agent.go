@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// CheckAgent returns the errors of an agent in no particular order, or nil.
+// CheckAgent returns the errors in the spec of an agent in no particular order, or nil.
 func CheckAgent(s events.AgentSpec) []FieldError {
 	var c specChecker
 	c.checkStoredTexts(reflect.ValueOf(s), "")
@@ -123,14 +123,15 @@ func (c *specChecker) checkLoops(l events.Loops) {
 	}
 }
 
-// checkSandbox checks the fields that agents and the options of sessions share, with the rules of the options.
+// checkSandbox checks the sandbox fields of an agent, which session options have too, with the rules of session
+// options.
 func (c *specChecker) checkSandbox(s events.AgentSpec) {
 	c.addOptionError(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", "image")
 	c.addOptionError(command.CheckOptions(events.Options{Command: s.Command}), "sessionOptions.command", "command")
 	c.checkEgress(s.Egress)
 }
 
-// checkEgress checks each entry of an allowlist.
+// checkEgress adds an error for each invalid entry of an egress allowlist.
 func (c *specChecker) checkEgress(list []string) {
 	c.checkCount("egress", len(list), command.MaxEgressEntries)
 	for i, entry := range list {
@@ -168,7 +169,7 @@ func (c *specChecker) checkSubagents(agent events.AgentSpec) {
 	}
 }
 
-// checkServerNames adds errors for servers whose tool names, server__tool, would be ambiguous.
+// checkServerNames adds errors for MCP servers whose tool names, server__tool, would be ambiguous.
 func (c *specChecker) checkServerNames(list []events.MCPServer) {
 	for i, longer := range list {
 		for j, s := range list {
@@ -192,7 +193,8 @@ func (c *specChecker) checkSlashCommands(list []events.CommandSpec) {
 	}
 }
 
-// checkName checks the name of the list's i-th element: a-z, 0-9 and the given joints, without duplicates.
+// checkName adds an error unless the name of the list's i-th element is unique and consists of a-z, 0-9 and the given
+// separators.
 func (c *specChecker) checkName(seen map[string]int, list string, i int, name, separators string) {
 	field := joinField(joinIndex(list, i), "name")
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -261,7 +263,7 @@ func (c *specChecker) checkFiles(list []events.FileSpec) {
 	}
 }
 
-// parentDir returns the folder of a path, if it has one.
+// parentDir returns the folder of a relative path; ok is false if the path is at the top.
 func parentDir(path string) (string, bool) {
 	i := strings.LastIndexByte(path, '/')
 	if i < 0 {

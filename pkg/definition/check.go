@@ -39,21 +39,22 @@ var (
 	errEmpty   = errors.New("is empty")
 )
 
-// specChecker collects errors.
+// specChecker collects the errors that its methods find in the spec of a definition.
 type specChecker struct{ errs []FieldError }
 
+// addError records an error in a field of the spec.
 func (c *specChecker) addError(field, format string, args ...any) {
 	c.errs = append(c.errs, FieldError{field, fmt.Sprintf(format, args...)})
 }
 
-// checkText checks the size of a text in bytes.
+// checkText adds an error if a text is larger than limit bytes.
 func (c *specChecker) checkText(field, s string, limit int) {
 	if len(s) > limit {
 		c.addError(field, "has %d bytes; the limit is %d", len(s), limit)
 	}
 }
 
-// checkNotEmpty adds an error if a text is empty.
+// checkNotEmpty adds an error if a text is empty, and reports whether it has content.
 func (c *specChecker) checkNotEmpty(field, s string) bool {
 	if strings.TrimSpace(s) == "" {
 		c.addError(field, "is required")
@@ -62,14 +63,14 @@ func (c *specChecker) checkNotEmpty(field, s string) bool {
 	return true
 }
 
-// checkLine checks a short text on one line.
+// checkLine adds an error if a short text is too long or has more than one line.
 func (c *specChecker) checkLine(field, s string) {
 	if utf8.RuneCountInString(s) > maxLabelLength || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
 		c.addError(field, "must be one line of at most %d characters", maxLabelLength)
 	}
 }
 
-// checkCount checks the size of a list or a map.
+// checkCount adds an error if a list or a map has more than limit entries.
 func (c *specChecker) checkCount(field string, n, limit int) {
 	if n > limit {
 		c.addError(field, "has %d entries; the limit is %d", n, limit)
@@ -88,7 +89,7 @@ func (c *specChecker) checkList(field string, list []string) {
 	}
 }
 
-// checkUnique adds an error if another element has the same name.
+// checkUnique adds an error if another element of the list has the same name.
 func (c *specChecker) checkUnique(seen map[string]int, list, field, name string, i int) {
 	if before, ok := seen[name]; ok {
 		at := joinIndex(list, i)
@@ -101,8 +102,8 @@ func (c *specChecker) checkUnique(seen map[string]int, list, field, name string,
 	seen[name] = i
 }
 
-// addOptionError adds the error of a check of session options under the name of the agent's field. optionField is the name in
-// the options.
+// addOptionError adds the error that a check of session options returned, under the name of the agent's field.
+// optionField is the name of the field in session options.
 func (c *specChecker) addOptionError(err error, optionField, field string) {
 	var wrong *command.Error
 	switch {
@@ -114,7 +115,7 @@ func (c *specChecker) addOptionError(err error, optionField, field string) {
 	}
 }
 
-// checkReference checks a reference.
+// checkReference adds an error if a reference is invalid, and reports whether it is valid.
 func (c *specChecker) checkReference(field string, r events.Reference) bool {
 	var wrong *events.ReferenceError
 	switch err := r.Check(); {
@@ -138,7 +139,7 @@ func (c *specChecker) checkReferences(field string, list []events.Reference, lim
 	}
 }
 
-// checkVariable checks the name of a variable.
+// checkVariable adds an error if the name of an environment variable is invalid, and reports whether it is valid.
 func (c *specChecker) checkVariable(field, name string) bool {
 	if err := layers.CheckName(name); err != nil {
 		c.addError(field, "%v", err)
@@ -173,7 +174,7 @@ func (c *specChecker) checkStoredTexts(v reflect.Value, path string) {
 	}
 }
 
-// mapKeys returns the keys of a map as texts.
+// mapKeys returns the set of the keys of a map, as strings.
 func mapKeys(v reflect.Value) map[string]bool {
 	out := make(map[string]bool, v.Len())
 	for _, k := range v.MapKeys() {
@@ -182,8 +183,8 @@ func mapKeys(v reflect.Value) map[string]bool {
 	return out
 }
 
-// CheckEntryNames returns the errors in the name and the tags of an entry. The fields are scope, org, slug and tags[i].
-// The reference must have no version.
+// CheckEntryNames returns the errors in the reference and the tags of a catalogue entry. The fields in errors are
+// scope, org, slug, version and tags[i]. The reference must have no version.
 func CheckEntryNames(ref events.Reference, tags []string) []FieldError {
 	var c specChecker
 	var wrong *events.ReferenceError
@@ -205,7 +206,7 @@ func CheckEntryNames(ref events.Reference, tags []string) []FieldError {
 	return c.errs
 }
 
-// CheckInstance returns the errors of an agent instance.
+// CheckInstance returns the errors in the spec of an agent instance.
 func CheckInstance(s events.InstanceSpec) []FieldError {
 	var c specChecker
 	c.checkStoredTexts(reflect.ValueOf(s), "")
@@ -215,7 +216,7 @@ func CheckInstance(s events.InstanceSpec) []FieldError {
 	return c.errs
 }
 
-// CheckEnvironment returns the errors of an environment in the form of the log: a secret has the key of its
+// CheckEnvironment returns the errors in the spec of an environment as the log stores it: a secret has the key of its
 // encrypted value, and never the value.
 func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
 	return checkEnvironment(s, func(c *specChecker, field string, v events.Variable) {
@@ -228,8 +229,8 @@ func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
 	})
 }
 
-// CheckRequestedEnvironment returns the errors of an environment in the form of a client's request: with the values of its
-// secrets. Only the server knows whether a secret may come without a value.
+// CheckRequestedEnvironment returns the errors in the spec of an environment as a client sends it: with the values of
+// secrets. A secret may come without a value; only the server knows whether it has one.
 func CheckRequestedEnvironment(s events.EnvironmentSpec) []FieldError {
 	return checkEnvironment(s, func(c *specChecker, field string, v events.Variable) {
 		if v.Sealed != "" {
@@ -238,6 +239,8 @@ func CheckRequestedEnvironment(s events.EnvironmentSpec) []FieldError {
 	})
 }
 
+// checkEnvironment checks the parts of an environment that the log and clients have in common, and calls each for every
+// variable.
 func checkEnvironment(s events.EnvironmentSpec, each func(c *specChecker, field string, v events.Variable)) []FieldError {
 	var c specChecker
 	c.checkStoredTexts(reflect.ValueOf(s), "")

@@ -14,8 +14,8 @@ import (
 
 //go:generate go run ./gen ../events ../../docs/agents.md ../../docs/schema/spool.schema.json
 
-// WriteFieldTables writes tables of all fields of definition files. notes has the comments of the fields, keyed by
-// Type.Field.
+// WriteFieldTables writes tables, in Markdown, of all fields of definition files. notes has the comments of the fields,
+// keyed by Type.Field.
 func WriteFieldTables(w io.Writer, notes map[string]string) error {
 	var b strings.Builder
 	for _, s := range []struct {
@@ -57,7 +57,7 @@ func WriteFieldTables(w io.Writer, notes map[string]string) error {
 	return err
 }
 
-// shortTypeName returns a short name of a type.
+// shortTypeName returns the name of a field's type for the documents, such as "list of text".
 func shortTypeName(t reflect.Type) string {
 	switch {
 	case t == referenceType:
@@ -78,7 +78,7 @@ func shortTypeName(t reflect.Type) string {
 	return "number"
 }
 
-// WriteSupportTable writes the table of the fields that each architecture honours.
+// WriteSupportTable writes the table, in Markdown, of the agent fields that each architecture supports.
 func WriteSupportTable(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(architecture.Names(), " | "), strings.Repeat(" --- |", len(architecture.Names())+1))
@@ -98,7 +98,7 @@ func WriteSupportTable(w io.Writer) error {
 	return err
 }
 
-// supportTableRows returns the rows of that table in the order of an agent's fields.
+// supportTableRows returns the row names of SupportTable in the order of an agent's fields.
 func supportTableRows() []string {
 	order := fieldPaths(reflect.TypeFor[events.AgentSpec](), "")
 	return slices.SortedFunc(maps.Keys(SupportTable()), func(a, b string) int {
@@ -106,7 +106,7 @@ func supportTableRows() []string {
 	})
 }
 
-// fieldPaths returns the fields of a struct and of nested structs, including lists of them.
+// fieldPaths returns the paths of the fields of a struct, of nested structs, and of structs in lists.
 func fieldPaths(t reflect.Type, at string) []string {
 	var out []string
 	for _, f := range structFields(t) {

@@ -10,14 +10,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// EnvironmentSpec is an environment in a file: with the values of its secrets, or with the sources of these values.
+// EnvironmentSpec is the spec of an environment in a file: with the values of secrets, or with the sources of these
+// values.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
 	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not starting with a digit
 	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes with this environment may reach, in addition to those of their agents
 }
 
-// Variable is a variable in a file.
+// Variable is an environment variable in a definition file.
 type Variable struct {
 	Value       string      `json:"value,omitempty"`    // also of a secret; a secret without a value keeps the value that the server has
 	ValueFrom   ValueSource `json:"valueFrom,omitzero"` // instead of value
@@ -25,13 +26,13 @@ type Variable struct {
 	Description string      `json:"description,omitempty"`
 }
 
-// ValueSource is where the command line reads a value from. Exactly one field must be set.
+// ValueSource is the source from which the command line reads the value of a variable. Exactly one field must be set.
 type ValueSource struct {
 	Env  string `json:"env,omitempty"`  // name of an environment variable of the command line
 	File string `json:"file,omitempty"` // path of a file, relative to the folder of the definition; one final line feed is removed
 }
 
-// CheckFile returns the errors of an environment in a file.
+// CheckFile returns the errors in the spec of an environment in a file.
 func (s EnvironmentSpec) CheckFile() []FieldError {
 	var c specChecker
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
@@ -49,6 +50,7 @@ func (s EnvironmentSpec) CheckFile() []FieldError {
 	return append(c.errs, CheckRequestedEnvironment(s.toRequest())...)
 }
 
+// toRequest returns the environment as a client sends it. Variables whose value comes from a source have no value.
 func (s EnvironmentSpec) toRequest() events.EnvironmentSpec {
 	out := events.EnvironmentSpec{Description: s.Description, Egress: s.Egress}
 	if s.Variables != nil {
@@ -60,8 +62,9 @@ func (s EnvironmentSpec) toRequest() events.EnvironmentSpec {
 	return out
 }
 
-// ReadValues reads the values that valueFrom names, through env and file, and returns the environment for the server. The
-// errors name fields of the document, such as spec.variables.TOKEN.valueFrom, and contain no values.
+// ReadValues reads the values of variables that have a source, with the functions env and file, and returns the
+// environment that is sent to the server. The errors name fields of the document, such as
+// spec.variables.TOKEN.valueFrom, and contain no values.
 func (s EnvironmentSpec) ReadValues(env func(name string) (string, bool), file func(path string) ([]byte, error)) (events.EnvironmentSpec, []FieldError) {
 	out := s.toRequest()
 	var c specChecker
@@ -105,10 +108,10 @@ func (f ValueSource) read(env func(string) (string, bool), file func(string) ([]
 	return strings.TrimSuffix(value, "\r"), nil
 }
 
-// MaxVariableSize is the maximum size in bytes of the value of a variable, the most that Linux passes to a process.
+// MaxVariableSize is the maximum size in bytes of the value of a variable: the largest that Linux passes to a process.
 const MaxVariableSize = 120 << 10
 
-// checkVariableValue validates a value. Its errors never contain the value.
+// checkVariableValue returns an error if the value of a variable is invalid. The error does not contain the value.
 func checkVariableValue(s string) error {
 	switch {
 	case len(s) > MaxVariableSize:

@@ -12,7 +12,7 @@ type structField struct {
 	required bool // it is not omitted if it is empty
 }
 
-// structFields returns a struct's fields in their order.
+// structFields returns the fields of a struct in the order of their declaration.
 func structFields(t reflect.Type) []structField {
 	out := make([]structField, 0, t.NumField())
 	for i := range t.NumField() {

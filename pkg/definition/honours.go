@@ -17,31 +17,31 @@ const (
 	Spool      = architecture.Spool
 )
 
-// SupportNotes describe, by architecture, how a field is honoured, in a short phrase. An architecture without an entry
-// does not support the field: an agent that sets the field is refused.
+// SupportNotes describe, by architecture, how the architecture supports a field, in a short phrase. An architecture
+// without an entry does not support the field: an agent that sets the field is refused.
 type SupportNotes map[string]string
 
-// EnforcesTurnLimit reports whether the agent of an architecture enforces limits.turns itself. For all other architectures the
-// egress proxy counts the requests, so limits.turns requires a sandbox with an egress proxy.
+// EnforcesTurnLimit reports whether the agent of an architecture enforces limits.turns itself. For all other
+// architectures the egress proxy counts the requests, so limits.turns requires a sandbox with an egress proxy.
 func EnforcesTurnLimit(architecture string) bool {
 	return architecture == ClaudeCode || architecture == Spool
 }
 
-// sameNoteForAll returns cells in which every architecture honours the field in the same way.
+// sameNoteForAll returns SupportNotes in which every architecture has the same note.
 func sameNoteForAll(how string) SupportNotes {
 	return SupportNotes{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
 }
 
-// modelProvidersNote returns the cell for the model providers that an architecture can use.
+// modelProvidersNote returns the note about the model providers that an architecture can use.
 func modelProvidersNote(name string) string {
 	return strings.Join(architecture.ModelProvidersOf(name), " or ")
 }
 
-// SupportTable returns the table of the fields of events.AgentSpec that architectures honour. Each field of tools and
+// SupportTable returns the table of the fields of events.AgentSpec that architectures support. Each field of tools and
 // limits has a row. A list of objects has one row, and a field of its objects may have one as well, such as
 // mcpServers.headers.
 //
-// To honour a field in one more architecture, add its cell here and run go generate.
+// To support a field in one more architecture, add its cell here and run go generate.
 func SupportTable() map[string]SupportNotes {
 	prepended, appended := "put before the first message", "appended to the instructions"
 	restricted, removed := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
@@ -96,7 +96,7 @@ func SupportTable() map[string]SupportNotes {
 	}
 }
 
-// checkArchitectureSupport returns an error for each field that is set and that the architecture does not honour.
+// checkArchitectureSupport adds an error for each field that is set although the architecture does not support it.
 func (c *specChecker) checkArchitectureSupport(s events.AgentSpec, architecture string) {
 	h := supportChecker{c, SupportTable(), architecture}
 	h.checkValue(reflect.ValueOf(s), "", "")
@@ -108,7 +108,8 @@ type supportChecker struct {
 	architecture string
 }
 
-// checkValue checks a value and the fields inside it. row is its path in the table, field its path in the spec.
+// checkValue checks a value and the fields inside it against SupportTable. row is the value's path in the table, field
+// its path in the spec.
 func (h supportChecker) checkValue(v reflect.Value, row, field string) {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 || v.Kind() == reflect.Map && v.Len() == 0 {
 		return

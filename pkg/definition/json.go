@@ -41,7 +41,7 @@ type jsonError struct {
 func (e *jsonError) Error() string { return e.err.Error() }
 func (e *jsonError) Unwrap() error { return e.err }
 
-// jsonReader converts JSON tokens into nodes.
+// jsonReader converts JSON into YAML nodes, so that JSON and YAML files are read by the same code.
 type jsonReader struct {
 	data []byte
 	dec  *json.Decoder
@@ -49,7 +49,7 @@ type jsonReader struct {
 	at   int
 }
 
-// readJSON reads consecutive values.
+// readJSON reads consecutive JSON values and returns them as YAML nodes.
 func readJSON(data []byte) ([]*yaml.Node, error) {
 	r := &jsonReader{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: FilePosition{1, 1}}
 	r.dec.UseNumber()
@@ -70,7 +70,7 @@ func readJSON(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
-// advanceTo advances the position to an offset.
+// advanceTo advances the line and column of the reader to a byte offset.
 func (r *jsonReader) advanceTo(to int) {
 	for _, c := range string(r.data[r.at:to]) {
 		if r.line.Column++; c == '\n' {
@@ -80,7 +80,7 @@ func (r *jsonReader) advanceTo(to int) {
 	r.at = to
 }
 
-// nextTokenPosition returns the position of the next token.
+// nextTokenPosition returns the line and column of the next JSON token.
 func (r *jsonReader) nextTokenPosition() FilePosition {
 	at := int(r.dec.InputOffset())
 	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
@@ -90,7 +90,7 @@ func (r *jsonReader) nextTokenPosition() FilePosition {
 	return r.line
 }
 
-// readValue reads the next value. depth is the number of further levels of nesting that are allowed.
+// readValue reads the next JSON value. depth is the number of further levels of nesting that are allowed.
 func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
 	p := r.nextTokenPosition()
 	t, err := r.dec.Token()
@@ -119,7 +119,7 @@ func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
 	return n, nil
 }
 
-// readChildren reads the elements of an object or a list, up to its end.
+// readChildren reads the elements of a JSON object or list, up to its end.
 func (r *jsonReader) readChildren(n *yaml.Node, open json.Delim, depth int) error {
 	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
 	if open == '{' {

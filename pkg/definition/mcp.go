@@ -49,7 +49,7 @@ func (c *specChecker) checkStdio(at string, s events.MCPServer) {
 	c.checkStartCommand(at, s)
 }
 
-// checkDocker checks a server that runs in a separate container.
+// checkDocker checks an MCP server of type docker, which runs in a separate container.
 func (c *specChecker) checkDocker(at string, s events.MCPServer) {
 	if c.checkNotEmpty(joinField(at, "image"), s.Image) {
 		c.addOptionError(command.CheckOptions(events.Options{Image: s.Image}), "sessionOptions.image", joinField(at, "image"))
@@ -62,7 +62,7 @@ func (c *specChecker) checkDocker(at string, s events.MCPServer) {
 	c.checkStartCommand(at, s)
 }
 
-// checkStartCommand checks the fields that MCP servers with a start command share: those of types stdio and docker.
+// checkStartCommand checks the fields that MCP servers of types stdio and docker share, which are started by a command.
 func (c *specChecker) checkStartCommand(at string, s events.MCPServer) {
 	for i, arg := range s.Command {
 		c.checkPlaceholders(joinIndex(joinField(at, "command"), i), arg)
@@ -110,7 +110,8 @@ func (c *specChecker) checkHTTP(at string, s events.MCPServer) {
 	}
 }
 
-// checkURL checks an address. Parts may come from variables, whose values are unknown here.
+// checkURL adds an error if the URL of an MCP server is invalid. Parts of the URL may come from variables, whose values
+// are unknown here.
 func (c *specChecker) checkURL(field, s string) {
 	if !c.checkNotEmpty(field, s) || !c.checkPlaceholders(field, s) || strings.HasPrefix(s, "${") {
 		return
@@ -130,7 +131,7 @@ func (c *specChecker) checkURL(field, s string) {
 	}
 }
 
-// checkPlaceholders checks every ${NAME} of a text.
+// checkPlaceholders adds an error unless every ${NAME} of a text is a valid placeholder, and reports whether all are.
 func (c *specChecker) checkPlaceholders(field, s string) bool {
 	err := layers.CheckPlaceholders(s)
 	if err != nil {

@@ -26,7 +26,7 @@ const (
 	maxErrors       = 1000 // number of reported errors
 )
 
-// fileDocument is a document of a file.
+// fileDocument holds the fields of one document of a definition file.
 type fileDocument[S any] struct {
 	Kind  Kind         `json:"kind"`            // agent, instance or environment
 	Slug  string       `json:"slug"`            // name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
@@ -61,7 +61,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 	return out, nil
 }
 
-// parseYAML returns the documents of a file, up to the first that is not valid YAML.
+// parseYAML returns the documents of a YAML file, up to the first that is not valid YAML.
 func (r *nodeReader) parseYAML(data []byte) []*yaml.Node {
 	refuse := func(p FilePosition, detail string) []*yaml.Node {
 		r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Detail: detail})
@@ -129,7 +129,7 @@ func errorPosition(err error) FilePosition {
 	return FilePosition{}
 }
 
-// findTooDeep returns a node that is nested deeper than limit, without following aliases.
+// findTooDeep returns a descendant of n that is nested deeper than limit, or nil. It does not follow aliases.
 func findTooDeep(n *yaml.Node, limit int) *yaml.Node {
 	if limit < 0 {
 		return n
@@ -142,7 +142,7 @@ func findTooDeep(n *yaml.Node, limit int) *yaml.Node {
 	return nil
 }
 
-// parseDocument reads a document according to its kind.
+// parseDocument reads a document with the fields of its kind.
 func (r *nodeReader) parseDocument(n *yaml.Node) (Document, bool) {
 	r.places = map[string]FilePosition{"": positionOfNode(n)}
 	d := Document{file: r.file, places: r.places}
@@ -188,14 +188,14 @@ func resolveArchitectureAlias(name string) string {
 	return name
 }
 
-// readDocument reads a document's fields.
+// readDocument reads the fields of a document into f and d.
 func readDocument[S any](r *nodeReader, n *yaml.Node, f *fileDocument[S], d *Document) {
 	r.readNode(n, reflect.ValueOf(f).Elem(), "")
 	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.Bare(), f.Tags
 }
 
-// addSpecErrors adds the rule violations of the fields that could be read. before is the number of errors before the
-// document.
+// addSpecErrors adds those errors in spec that concern fields without a parse error. before is the number of errors
+// before the document was read.
 func (r *nodeReader) addSpecErrors(d Document, before int, spec []FieldError) {
 	if r.exhausted {
 		return
@@ -227,13 +227,13 @@ func (r *nodeReader) hasError(before int, field string) bool {
 	return false
 }
 
-// fieldContains reports whether a field is, or contains, another one.
+// fieldContains reports whether the field inner is the field outer or is inside of it.
 func fieldContains(outer, inner string) bool {
 	rest, ok := strings.CutPrefix(inner, outer)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// checkDuplicateEntries adds an error for each entry that a file defines more than once.
+// checkDuplicateEntries adds an error for each catalogue entry that a file defines more than once.
 func (r *nodeReader) checkDuplicateEntries(list []Document) {
 	seen := map[string]FilePosition{}
 	for _, d := range list {
@@ -246,7 +246,7 @@ func (r *nodeReader) checkDuplicateEntries(list []Document) {
 	}
 }
 
-// invalidUTF8Offset returns the offset of the first invalid byte, or -1.
+// invalidUTF8Offset returns the offset of the first byte that is not valid UTF-8, or -1.
 func invalidUTF8Offset(data []byte) int {
 	for at := 0; at < len(data); {
 		c, size := utf8.DecodeRune(data[at:])
@@ -258,12 +258,12 @@ func invalidUTF8Offset(data []byte) int {
 	return -1
 }
 
-// isForbiddenControl reports whether YAML forbids a character.
+// isForbiddenControl reports whether c is a control character that YAML forbids.
 func isForbiddenControl(c rune) bool {
 	return c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85
 }
 
-// positionOfOffset returns the line and the column, in characters, of an offset.
+// positionOfOffset returns the line and the column, in characters, of a byte offset.
 func positionOfOffset(data []byte, offset int) FilePosition {
 	before := data[:offset]
 	start := bytes.LastIndexByte(before, '\n') + 1

@@ -25,9 +25,9 @@ const (
 
 var referenceType = reflect.TypeFor[events.Reference]()
 
-// nodeReader fills Go types from nodes, by their JSON names, and records the place of each field. It reads only fields
-// that the types have, so the types limit the depth. Its messages contain no values, because a value may be a
-// secret.
+// nodeReader fills Go values from YAML nodes, by the JSON names of their fields, and records the position of each
+// field. It reads only fields that the Go types have, so the types limit the depth. Error messages contain no values,
+// because a value may be a secret.
 type nodeReader struct {
 	file      string
 	errs      Errors
@@ -41,7 +41,7 @@ func (r *nodeReader) addError(p FilePosition, field, format string, args ...any)
 	r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
 }
 
-// readNode fills to from n. After an error to has the parts that could be read.
+// readNode fills the Go value to from the YAML node n. After an error, to has the parts that could be read.
 func (r *nodeReader) readNode(n *yaml.Node, to reflect.Value, path string) {
 	p := positionOfNode(n)
 	if n.Kind == yaml.AliasNode {
@@ -73,7 +73,8 @@ func (r *nodeReader) readNode(n *yaml.Node, to reflect.Value, path string) {
 	}
 }
 
-// countValue counts the values that are read; aliases count each time they are followed.
+// countValue counts the values that are read and reports whether more are allowed. Aliases count each time they are
+// followed.
 func (r *nodeReader) countValue(n *yaml.Node, p FilePosition, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
@@ -85,7 +86,7 @@ func (r *nodeReader) countValue(n *yaml.Node, p FilePosition, path string) bool 
 	return !r.exhausted
 }
 
-// describeType returns a description of a type.
+// describeType returns a description of a Go type for error messages, such as "a list".
 func describeType(t reflect.Type) string {
 	switch {
 	case t == referenceType:
@@ -104,7 +105,8 @@ func describeType(t reflect.Type) string {
 	return "a number"
 }
 
-// forEachPair calls each for every pair of a mapping. It adds errors for keys that are not texts or that are repeated.
+// forEachPair calls each for every pair of a YAML mapping. It adds errors for keys that are not texts or that are
+// repeated.
 func (r *nodeReader) forEachPair(n *yaml.Node, t reflect.Type, p FilePosition, path string, each func(key, value *yaml.Node)) bool {
 	if n.Kind != yaml.MappingNode {
 		r.addError(p, path, "must be %s", describeType(t))
@@ -158,7 +160,7 @@ func (r *nodeReader) readObject(n *yaml.Node, to reflect.Value, p FilePosition, 
 	}
 }
 
-// readReference reads the string form of a reference.
+// readReference reads a reference that is a string.
 func (r *nodeReader) readReference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.ShortTag() != tagText {
 		r.addError(p, path, "must be %s; put a text that looks like something else in quotes", describeType(referenceType))
@@ -176,7 +178,7 @@ func (r *nodeReader) readReference(n *yaml.Node, to reflect.Value, p FilePositio
 	}
 }
 
-// readReferenceObject reads the object form of a reference.
+// readReferenceObject reads a reference that is a mapping.
 func (r *nodeReader) readReferenceObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	var object events.ReferenceObject
 	r.readObject(n, reflect.ValueOf(&object).Elem(), p, path)
@@ -239,7 +241,7 @@ func (r *nodeReader) readScalar(n *yaml.Node, to reflect.Value, p FilePosition, 
 	}
 }
 
-// readNumber fills to from a number that fits; 3.0 counts as an integer.
+// readNumber sets to from a YAML number and reports whether the number fits; 3.0 counts as an integer.
 func readNumber(n *yaml.Node, to reflect.Value) bool {
 	var f float64
 	if n.Decode(&f) != nil || math.IsNaN(f) || math.IsInf(f, 0) {

@@ -31,7 +31,7 @@ const (
 	variablePattern   = `^[A-Za-z_][A-Za-z0-9_]{0,127}$`
 )
 
-// fieldConstraints returns the constraints of fields that are not expressed by their types, by Type.field.
+// fieldConstraints returns the JSON Schema constraints of fields that do not follow from their Go types, by Type.field.
 func fieldConstraints() map[string]jsonObject {
 	slug := jsonObject{"pattern": slugPattern, "maxLength": maxNameLength}
 	entries := jsonObject{"items": jsonObject{"type": "string", "minLength": 1, "maxLength": permission.MaxEntry}, "maxItems": permission.MaxEntries}
@@ -82,8 +82,8 @@ func allScopes() []events.Scope {
 	return []events.Scope{events.ScopePlatform, events.ScopeOrganization, events.ScopeAccount}
 }
 
-// GenerateSchema returns the JSON Schema (draft 2020-12) of one document of a file. notes are the comments of fields, by
-// Type.Field. Parse refuses every document that the schema refuses, and checks further rules.
+// GenerateSchema returns the JSON Schema (draft 2020-12) of one document of a definition file. notes are the comments
+// of fields, by Type.Field. Parse refuses every document that the schema refuses, and checks further rules.
 func GenerateSchema(notes map[string]string) ([]byte, error) {
 	g := schemaGenerator{notes: notes, rules: fieldConstraints(), used: map[string]bool{}, defs: jsonObject{}}
 	var choose []any
@@ -118,7 +118,7 @@ type schemaGenerator struct {
 	defs  jsonObject
 }
 
-// structSchema describes a struct; name is the type's in notes and rules.
+// structSchema returns the schema of a struct; name is the name of the type in notes and rules.
 func (g schemaGenerator) structSchema(t reflect.Type, name string) jsonObject {
 	properties, required := jsonObject{}, []string{}
 	for _, f := range structFields(t) {
@@ -137,7 +137,8 @@ func (g schemaGenerator) structSchema(t reflect.Type, name string) jsonObject {
 	return jsonObject{"type": "object", "properties": properties, "required": required, "additionalProperties": false}
 }
 
-// typeSchema describes a type; structs are described once, under their names.
+// typeSchema returns the schema of a Go type. The schema of a struct is added to the definitions once and referred to
+// by name.
 func (g schemaGenerator) typeSchema(t reflect.Type) jsonObject {
 	switch {
 	case t == referenceType:
@@ -160,7 +161,7 @@ func (g schemaGenerator) typeSchema(t reflect.Type) jsonObject {
 	return jsonObject{"type": "string"}
 }
 
-// addReferenceSchema describes the object form under the name of events.Reference.
+// addReferenceSchema adds the schema of a reference that is an object, under the name Reference.
 func (g schemaGenerator) addReferenceSchema() {
 	if _, ok := g.defs["Reference"]; !ok {
 		g.defs["Reference"] = g.structSchema(reflect.TypeFor[events.ReferenceObject](), "Reference")

@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// FromStored converts a server's environment into the form of a file. Secrets have no values.
+// FromStored converts an environment of the server into the spec of a file. Secrets have no values.
 func FromStored(s events.EnvironmentSpec) EnvironmentSpec {
 	out := EnvironmentSpec{Description: s.Description, Variables: make(map[string]Variable, len(s.Variables)), Egress: s.Egress}
 	for name, v := range s.Variables {
@@ -27,7 +27,7 @@ func FromStored(s events.EnvironmentSpec) EnvironmentSpec {
 	return out
 }
 
-// WriteYAML writes a document in YAML, as Parse reads it.
+// WriteYAML writes a document in the YAML that Parse reads.
 func WriteYAML(w io.Writer, d Document) error {
 	switch {
 	case d.Agent != nil:
@@ -52,7 +52,7 @@ func writeDocument[S any](w io.Writer, d Document, spec S) error {
 
 var fileSpecType = reflect.TypeFor[events.FileSpec]()
 
-// valueNode converts a value to YAML. It leaves out fields that JSON leaves out when they are empty.
+// valueNode converts a Go value to a YAML node. It leaves out fields that JSON leaves out when they are empty.
 func valueNode(v reflect.Value) *yaml.Node {
 	if r, ok := v.Interface().(events.Reference); ok {
 		return textNode(r.String())
@@ -107,7 +107,8 @@ func isEmptyValue(v reflect.Value) bool {
 	return v.IsZero()
 }
 
-// textNode returns a scalar. A text of several lines is written as a block if reading the block returns the same text.
+// textNode returns the YAML scalar of a text. A text of several lines is written as a block if reading the block
+// returns the same text.
 func textNode(s string) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: tagText, Value: s}
 	switch {
@@ -119,7 +120,8 @@ func textNode(s string) *yaml.Node {
 	return n
 }
 
-// fitsBlockScalar reports whether a text has several lines and needs neither escapes nor an indentation indicator.
+// fitsBlockScalar reports whether a text has several lines and can be written as a YAML block scalar without escapes
+// and indentation indicator.
 func fitsBlockScalar(s string) bool {
 	body := strings.TrimSuffix(s, "\n")
 	if !strings.Contains(body, "\n") || strings.HasSuffix(body, "\n") || strings.ContainsAny(s[:1], "\n\t ") {

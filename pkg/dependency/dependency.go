@@ -90,7 +90,7 @@ func normalizePIPName(name string) string {
 // PackageSet lists the npm and Python packages on which an agent depends, sorted.
 type PackageSet struct{ NPM, PIP []string }
 
-// EntryError is returned for an invalid entry of an agent's list of dependencies.
+// EntryError is returned for an invalid entry of an agent's list of packages.
 type EntryError struct {
 	List   string // npm or pip
 	Index  int    // index from 0; -1 for the list as a whole
@@ -104,7 +104,7 @@ func (e *EntryError) Error() string {
 	return fmt.Sprintf("%s[%d]: %s", e.List, e.Index, e.Detail)
 }
 
-// Errors holds an error for each invalid entry of an agent's dependencies.
+// Errors holds an error for each invalid entry of an agent's lists of packages.
 type Errors []*EntryError
 
 func (e Errors) Error() string {
@@ -115,7 +115,7 @@ func (e Errors) Error() string {
 	return strings.Join(list, "; ")
 }
 
-// Parse parses both lists. The error is Errors with all problems.
+// Parse parses an agent's lists of npm and Python packages. The error is Errors with all problems.
 func Parse(d events.Dependencies) (PackageSet, error) {
 	npm, wrong := parseEntries("npm", d.NPM, ParseNPM)
 	pip, more := parseEntries("pip", d.PIP, ParsePIP)
@@ -150,7 +150,7 @@ func parseEntries(list string, entries []string, read func(string) (Package, err
 // IsEmpty reports whether the set has no packages.
 func (s PackageSet) IsEmpty() bool { return len(s.NPM)+len(s.PIP) == 0 }
 
-// String returns the number of packages, for messages.
+// String returns the number of packages of each kind, for messages.
 func (s PackageSet) String() string {
 	switch {
 	case len(s.PIP) == 0:
@@ -161,12 +161,12 @@ func (s PackageSet) String() string {
 	return fmt.Sprintf("%d of npm and %d of pip", len(s.NPM), len(s.PIP))
 }
 
-// layerFormat is the version of the layout of a layer.
+// layerFormat is the version of the file layout of layers.
 const layerFormat = "1"
 
-// LayerDigest returns the name of the layer for the set: the SHA-256, in hex, of the layout version, the base on which
-// it is installed (an image by its id, or a machine), the platform, and both lists, each text prefixed with its
-// length.
+// LayerDigest returns the name of the layer with these packages: the SHA-256, in hex, of the layout version, the base
+// on which the packages are installed (an image by its id, or a machine), the platform, and both lists. Each text is
+// prefixed with its length.
 func (s PackageSet) LayerDigest(base, platform string) string {
 	sum := sha256.New()
 	put := func(list ...string) {

@@ -18,7 +18,7 @@ type addressBlock struct {
 	why    string
 }
 
-// nonPublicBlocks lists the address blocks that are not public, or whose addresses stand for other addresses: IANA's
+// nonPublicBlocks lists the address blocks that are not public, or whose addresses represent other addresses: IANA's
 // special-purpose registries (RFC 6890 and its successors), and the forms of IPv6 that contain an IPv4 address. Of two
 // overlapping blocks, the smaller one comes first.
 var nonPublicBlocks = []addressBlock{
@@ -64,7 +64,7 @@ var (
 	publicIPv6Prefix = netip.MustParsePrefix("2000::/3") // all of IPv6 that IANA has allocated for public addresses
 )
 
-// CheckAddress returns an *AddressError unless an address is public. For an address in NAT64's well-known prefix it
+// CheckAddress returns an *AddressError unless an IP address is public. For an address in NAT64's well-known prefix it
 // checks the IPv4 address inside.
 func CheckAddress(a netip.Addr) error {
 	refuse := func(why string) error { return &AddressError{Addr: a, Why: why} }

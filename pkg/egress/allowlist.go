@@ -22,7 +22,7 @@ type Allowlist struct {
 	provider  []string              // features that model providers may use
 }
 
-// portRule is a port of a host that an entry allows, with the allowed methods.
+// portRule is a port of a host that an allowlist entry allows, with the allowed methods.
 type portRule struct {
 	port    uint16
 	methods []string // empty means all
@@ -47,9 +47,9 @@ func entryError(i int, entry string, err error) *EntryError {
 	return &EntryError{Index: i, Entry: entry, Reason: reason}
 }
 
-// ParseAllowlist parses entries with ParseRule. *.host allows every name below host, but not host itself. An entry
-// without a port allows 443 and 80. An entry without methods allows all methods. The error is an *EntryError for the
-// first entry that does not parse.
+// ParseAllowlist parses the entries of an allowlist with ParseRule. *.host allows every name below host, but not host
+// itself. An entry without a port allows 443 and 80. An entry without methods allows all methods. The error is an
+// *EntryError for the first entry that does not parse.
 func ParseAllowlist(entries []string) (Allowlist, error) {
 	a := Allowlist{hosts: map[Host][]portRule{}, below: map[string][]portRule{}}
 	if len(entries) > maxAllowlistEntries {
@@ -81,16 +81,16 @@ func (a *Allowlist) addRule(r Rule) {
 	}
 }
 
-// RestrictsMethods reports whether at least one entry restricts the methods of its hosts.
+// RestrictsMethods reports whether at least one entry restricts the HTTP methods of its hosts.
 func (a Allowlist) RestrictsMethods() bool { return a.selective }
 
-// AllowsProvider reports whether an entry allows model providers a feature.
+// AllowsProvider reports whether an entry allows agents to use the given feature of model providers.
 func (a Allowlist) AllowsProvider(feature string) bool { return slices.Contains(a.provider, feature) }
 
-// Allows reports whether an entry names the target, with any method.
+// Allows reports whether the allowlist allows any method for the target.
 func (a Allowlist) Allows(t Target) bool { return a.Access(t).AllowsAny() }
 
-// Access returns the methods that all entries together allow for a target.
+// Access returns the methods that all entries of the allowlist together allow for a target.
 func (a Allowlist) Access(t Target) Access {
 	var out Access
 	out.addMethods(a.hosts[t.Host], t.Port)
@@ -104,7 +104,7 @@ func (a Allowlist) Access(t Target) Access {
 	}
 }
 
-// Access holds the methods that an allowlist allows for a target. The zero value allows nothing.
+// Access holds the HTTP methods that an allowlist allows for a target. The zero value allows nothing.
 type Access struct {
 	all     bool
 	methods []string // sorted
@@ -124,13 +124,13 @@ func (a *Access) addMethods(list []portRule, port uint16) {
 	}
 }
 
-// AllowsAny reports whether any method is allowed.
+// AllowsAny reports whether at least one method is allowed.
 func (a Access) AllowsAny() bool { return a.all || len(a.methods) > 0 }
 
 // AllowsAll reports whether every method is allowed, so that requests need not be inspected.
 func (a Access) AllowsAll() bool { return a.all }
 
-// Allows reports whether a method is allowed. Methods are case-sensitive.
+// Allows reports whether an HTTP method is allowed. Methods are case-sensitive.
 func (a Access) Allows(method string) bool { return a.all || slices.Contains(a.methods, method) }
 
 // Methods returns the allowed methods, sorted. It returns nil if all methods are allowed, or none.

@@ -27,7 +27,7 @@ func (h Host) String() string {
 	return h.Addr.String()
 }
 
-// HostError is returned for a text that is not a host.
+// HostError is returned for a text that is not a valid host.
 type HostError struct {
 	Host   string // as it was given, made printable
 	Reason string
@@ -41,8 +41,8 @@ const (
 	maxLabelLength    = 63
 )
 
-// ParseHost parses a name or an address as in a URL or an authority, IPv6 addresses in brackets. It accepts only one form
-// of each host: no IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address,
+// ParseHost parses a host name or an IP address as in a URL, IPv6 addresses in brackets. It accepts only one form of
+// each host: no IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address,
 // and no character except letters, digits, hyphen, underscore and dot. The error is a *HostError.
 func ParseHost(s string) (Host, error) {
 	h, err := parseHost(s)
@@ -122,8 +122,8 @@ func checkLabel(l string) error {
 	return nil
 }
 
-// isNumericLabel reports whether some parsers read a host with this last label as an IPv4 address: decimal digits, or
-// hexadecimal digits after 0x.
+// isNumericLabel reports whether some parsers read a host whose last label is l as an IPv4 address: l has only decimal
+// digits, or hexadecimal digits after 0x.
 func isNumericLabel(l string) bool {
 	if hex, ok := strings.CutPrefix(l, "0x"); ok {
 		return strings.Trim(hex, "0123456789abcdef") == ""
@@ -140,7 +140,7 @@ type Target struct {
 // String returns the target as an authority, host:port.
 func (t Target) String() string { return net.JoinHostPort(t.Host.String(), strconv.Itoa(int(t.Port))) }
 
-// ParseTarget parses host:port, or a host without a port if assume is not 0: then assume is the port.
+// ParseTarget parses host:port. If assume is not 0, the port may be missing and assume is used instead.
 func ParseTarget(authority string, assume uint16) (Target, error) {
 	host, port := authority, ""
 	if i := strings.LastIndexByte(authority, ':'); i >= 0 && i > strings.LastIndexByte(authority, ']') {
@@ -168,5 +168,5 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// QuotePrefix returns the first 100 bytes of an untrusted text, quoted.
+// QuotePrefix returns the first 100 bytes of an untrusted text, quoted for messages.
 func QuotePrefix(s string) string { return truncate.Quote(s, 100) }

@@ -7,7 +7,7 @@ import (
 )
 
 // providerPrefix is the prefix of the allowlist entry provider:FEATURE, which lets agents use a feature that runs on
-// the servers of the model providers.
+// the servers of model providers.
 const providerPrefix = "provider:"
 
 // Features of model providers that allowlists name. A tool has the name of its type, without a date.
@@ -17,13 +17,13 @@ const (
 	FeatureStored = "stored" // use responses, conversations, prompts and containers that are stored in the account
 )
 
-// providerFeatures lists the names of the features of model providers, sorted. An allowlist entry names a feature after
+// providerFeatures lists the features of model providers, sorted, that an allowlist entry can name after
 // providerPrefix.
 var providerFeatures = []string{
 	"code_execution", "code_interpreter", "computer_use", FeatureFile, "file_search", "image_generation", "mcp", "shell", FeatureStored, FeatureURL, "web_fetch", "web_search",
 }
 
-// IsProviderFeature reports whether a name is a feature that an allowlist entry can allow.
+// IsProviderFeature reports whether name is a feature of model providers that an allowlist entry can allow.
 func IsProviderFeature(name string) bool { return slices.Contains(providerFeatures, name) }
 
 // ProviderEntry returns the allowlist entry that allows a feature of model providers.

@@ -30,7 +30,7 @@ type Rule struct {
 
 // ParseRule parses an allowlist entry: host, host:port, *.host or *.host:port, where host may be a public address.
 // Methods may precede the host: in upper case, separated by commas, with one space after the last. An entry
-// provider:NAME allows model providers a feature.
+// provider:FEATURE allows agents a feature of model providers.
 func ParseRule(entry string) (Rule, error) {
 	var r Rule
 	if entry == "" {
@@ -72,7 +72,7 @@ func parseMethods(s string) ([]string, error) {
 	return list, nil
 }
 
-// parseTarget parses the part of an entry after the methods.
+// parseTarget parses the host and port of an entry, which follow the methods.
 func (r *Rule) parseTarget(s string) error {
 	if strings.Contains(s, "/") {
 		return errors.New("must be a host, not a URL or a network")
@@ -106,7 +106,7 @@ func (r *Rule) parseTarget(s string) error {
 	return nil
 }
 
-// String returns the entry in canonical form: with sorted methods and a canonical host.
+// String returns the allowlist entry in canonical form: with sorted methods and a canonical host.
 func (r Rule) String() string {
 	if r.Provider != "" {
 		return ProviderEntry(r.Provider)
@@ -141,13 +141,13 @@ type SourceEntries struct {
 	Entries []string
 }
 
-// SourcedEntry is an entry in canonical form, and the source of the first layer that has it.
+// SourcedEntry is an allowlist entry in canonical form, with the name of the first source that has it.
 type SourcedEntry struct {
 	Entry string
 	From  string
 }
 
-// SourceError is returned for allowlist entries of a layer that cannot be combined with those of the others.
+// SourceError is returned for allowlist entries of a source that do not parse or exceed the limit.
 type SourceError struct {
 	From string // the source of the invalid layer
 	Err  error
@@ -157,8 +157,8 @@ func (e *SourceError) Error() string { return fmt.Sprintf("egress of %s: %v", e.
 
 func (e *SourceError) Unwrap() error { return e.Err }
 
-// MergeEntries returns the entries of all layers, in their order, without duplicates. The error is a *SourceError, for more than
-// limit entries or for an entry that does not parse.
+// MergeEntries returns the allowlist entries of all sources, in their order, without duplicates. The error is a
+// *SourceError, for more than limit entries or for an entry that does not parse.
 func MergeEntries(limit int, layers ...SourceEntries) ([]SourcedEntry, error) {
 	var out []SourcedEntry
 	seen := map[string]bool{}

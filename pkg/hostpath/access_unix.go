@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// fileID returns the device and inode of a file.
+// fileID returns a text with the device and inode of a file.
 func fileID(info fs.FileInfo) (string, error) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
@@ -18,7 +18,7 @@ func fileID(info fs.FileInfo) (string, error) {
 	return fmt.Sprintf("%d:%d", st.Dev, st.Ino), nil
 }
 
-// readWriteSearch asks for read, write and search permission: R_OK, W_OK and X_OK of access(2).
+// readWriteSearch is the mode of access(2) that requests read, write and search permission: R_OK, W_OK and X_OK.
 const readWriteSearch = 4 | 2 | 1
 
 // checkAccess returns an error unless this process may read, write and enter the folder.

@@ -13,16 +13,16 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPathLength is the length of the longest valid path in bytes.
+// MaxPathLength is the length of the longest valid host path in bytes.
 const MaxPathLength = 4096
 
-// NoRoots, as the only entry of a setting, disables host paths where they are enabled by default.
+// NoRoots, as the only entry of the setting of allowed folders, disables host paths where they are enabled by default.
 const NoRoots = "none"
 
-// ErrNotEnabled is returned for every path when no roots are set.
+// ErrNotEnabled is returned for every host path if the server allows none.
 var ErrNotEnabled = errors.New("this server does not allow folders of its machine: work on a copy (spool run --copy), or ask the operator to set SPOOL_HOST_PATHS")
 
-// Policy decides which folders sessions may work in. The zero value allows none.
+// Policy decides in which folders of the server's machine sessions may work. The zero value allows none.
 type Policy struct {
 	// Roots are absolute paths. These folders and all folders below them are allowed; "/" allows all.
 	Roots []string
@@ -31,8 +31,8 @@ type Policy struct {
 	Private []string
 }
 
-// ParseRoots checks the roots of a setting. It returns nil for an empty list and for NoRoots. Errors begin with the name
-// of the setting.
+// ParseRoots checks the list of folders in which sessions may work. It returns nil for an empty list and for NoRoots.
+// Errors begin with the name of the setting.
 func ParseRoots(setting string, roots []string) ([]string, error) {
 	var out []string
 	for _, r := range roots {
@@ -73,8 +73,8 @@ func checkCharacters(path string) error {
 	return nil
 }
 
-// CheckAndResolve checks a folder against the policy and returns its path without symbolic links. It returns ErrNotEnabled if no
-// roots are set.
+// CheckAndResolve checks that sessions may work in a folder, and returns its path without symbolic links. It returns
+// ErrNotEnabled if the policy has no roots.
 func (p Policy) CheckAndResolve(path string) (string, error) {
 	if len(p.Roots) == 0 {
 		return "", ErrNotEnabled
@@ -113,6 +113,8 @@ func (p Policy) CheckAndResolve(path string) (string, error) {
 	return real, nil
 }
 
+// refusePrivate returns an error if the folder real is, contains or is inside of a private folder of Spool, or is in
+// none of the roots.
 func (p Policy) refusePrivate(real string) error {
 	for _, own := range p.Private {
 		own = resolveLinks(own)
@@ -154,7 +156,7 @@ func isWithin(dir, path string) bool {
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// unusableFolderError returns an error with the reason why the folder cannot be used, on one line.
+// unusableFolderError returns an error, on one line, with the reason why a folder cannot be used.
 func unusableFolderError(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

@@ -38,7 +38,7 @@ func machineID() string {
 	return ""
 }
 
-// ignoreEOF returns nil for io.EOF, which an empty folder yields, and otherwise err.
+// ignoreEOF returns nil for io.EOF, which reading an empty folder returns, and otherwise err.
 func ignoreEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil

@@ -13,7 +13,7 @@ import (
 	"unicode/utf8"
 )
 
-// Rules decide whether a path is ignored: the last rule that matches wins.
+// Rules are the rules of an ignore file. The last rule that matches a path decides whether the path is ignored.
 type Rules []ignoreRule
 
 // ignoreRule is the parsed form of a line in an ignore file.
@@ -23,7 +23,7 @@ type ignoreRule struct {
 	pattern []string // path elements; "**" matches any number of them
 }
 
-// Parse parses the syntax of gitignore(5). It skips lines that are invalid and returns an error that names them.
+// Parse parses ignore rules in the syntax of gitignore(5). It skips invalid lines and returns an error that names them.
 func Parse(text []byte) (Rules, error) {
 	var out Rules
 	var errs []error
@@ -78,14 +78,14 @@ func parseRule(line string) (r ignoreRule, ok bool, err error) {
 	return r, true, nil
 }
 
-// Ignores reports whether a path is ignored. The path is relative to the root, with slashes. Callers must not ask for
-// paths below an ignored folder: those are ignored too.
+// Ignores reports whether the rules ignore a path. The path is relative to the root, with slashes. Callers must not
+// pass paths below an ignored folder: they are ignored too.
 func (rs Rules) Ignores(rel string, folder bool) bool {
 	ignored, _ := rs.matchLast(rel, folder)
 	return ignored
 }
 
-// matchLast also reports whether any rule matches the path.
+// matchLast reports whether the last rule that matches the path ignores it, and whether any rule matches.
 func (rs Rules) matchLast(rel string, folder bool) (ignored, decided bool) {
 	elements := strings.Split(rel, "/")
 	for _, r := range slices.Backward(rs) {
@@ -96,7 +96,7 @@ func (rs Rules) matchLast(rel string, folder bool) (ignored, decided bool) {
 	return false, false
 }
 
-// matchElements reports whether the pattern matches the path, element by element.
+// matchElements reports whether an ignore pattern matches a path, element by element.
 func matchElements(pattern, elements []string) bool {
 	for len(pattern) > 0 {
 		if pattern[0] == "**" {

@@ -11,20 +11,20 @@ import (
 
 // Names of the files that contain rules.
 const (
-	// SpoolIgnoreFile is read from the root only. Its rules override all others.
+	// SpoolIgnoreFile is the name of the ignore file in the root of a workspace. Its rules override all others.
 	SpoolIgnoreFile = ".spoolignore"
-	// GitIgnoreFile is read from any folder. Its rules apply to that folder and below, and override those of the folders
-	// above.
+	// GitIgnoreFile is the name of the ignore file in any folder. Its rules apply to that folder and below, and override
+	// those of the folders above.
 	GitIgnoreFile = ".gitignore"
 )
 
-// DefaultRules are the rules that apply unless a file overrides them.
+// DefaultRules are the ignore rules that apply unless a file overrides them.
 const DefaultRules = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
 
-// MaxRulesFileSize is the largest size of a rules file, in bytes.
+// MaxRulesFileSize is the largest size of an ignore file, in bytes.
 const MaxRulesFileSize = 64 << 10
 
-// Tree holds the rules of a folder and of its parents up to the root. It is immutable; the zero value ignores
+// Tree holds the ignore rules of a folder and of its parents up to the root. It is immutable; the zero value ignores
 // nothing.
 type Tree struct {
 	first  Rules // rules of SpoolIgnoreFile
@@ -37,7 +37,7 @@ type folderRules struct {
 	rules Rules
 }
 
-// ReadTree reads the rules of a root: DefaultRules, GitIgnoreFile and SpoolIgnoreFile.
+// ReadTree reads the ignore rules of a root folder: DefaultRules, GitIgnoreFile and SpoolIgnoreFile.
 func ReadTree(root fs.FS) (Tree, error) {
 	own, err := readRules(root, SpoolIgnoreFile, SpoolIgnoreFile)
 	if err != nil {
@@ -50,8 +50,8 @@ func ReadTree(root fs.FS) (Tree, error) {
 	return Tree{first: own, levels: []folderRules{{rules: base}}}.EnterFolder(root, "")
 }
 
-// EnterFolder returns a Tree that also has the rules of a folder's GitIgnoreFile. fsys is the folder, dir its path relative to
-// the root ("" for the root).
+// EnterFolder returns a Tree that also has the rules of the ignore file in a subfolder. fsys is the subfolder, dir its
+// path relative to the root ("" for the root).
 func (t Tree) EnterFolder(fsys fs.FS, dir string) (Tree, error) {
 	rules, err := readRules(fsys, GitIgnoreFile, path.Join(dir, GitIgnoreFile))
 	if err != nil || len(rules) == 0 {
@@ -61,8 +61,8 @@ func (t Tree) EnterFolder(fsys fs.FS, dir string) (Tree, error) {
 	return t, nil
 }
 
-// Ignores reports whether a path, relative to the root, is ignored. The path must lie in the folder that was entered
-// last.
+// Ignores reports whether the rules ignore a path, which is relative to the root. The path must lie in the folder that
+// was entered last.
 func (t Tree) Ignores(rel string, folder bool) bool {
 	if ignored, decided := t.first.matchLast(rel, folder); decided {
 		return ignored
@@ -76,7 +76,7 @@ func (t Tree) Ignores(rel string, folder bool) bool {
 	return false
 }
 
-// readRules reads a rules file. It returns no rules if the file does not exist. shown is the file's path in errors.
+// readRules reads an ignore file. It returns no rules if the file does not exist. shown is the file's path in errors.
 func readRules(fsys fs.FS, name, shown string) (Rules, error) {
 	info, err := fs.Stat(fsys, name)
 	if errors.Is(err, fs.ErrNotExist) {

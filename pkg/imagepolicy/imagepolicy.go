@@ -29,7 +29,7 @@ type Policy struct {
 	entries []imagePattern
 }
 
-// imagePattern allows one image name, or all names below a prefix.
+// imagePattern is a parsed pattern of the policy, which allows one image name, or all names below a prefix.
 type imagePattern struct {
 	prefix string // "docker.io/acme/", for all names below it; "" for one name
 	name   string // "docker.io/acme/tools"
@@ -110,7 +110,7 @@ func (p Policy) Check(image string) error {
 	return ErrNotAllowed
 }
 
-// allows reports whether the entry allows a normalized image; an empty digest means that the image has none. A Docker
+// allows reports whether the pattern allows a normalized image; an empty digest means that the image has none. A Docker
 // engine ignores the tag of an image that also has a digest.
 func (e imagePattern) allows(name, tag, digest string) bool {
 	switch {

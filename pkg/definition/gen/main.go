@@ -32,7 +32,7 @@ func main() {
 	}
 }
 
-// generate is started in the folder of package definition.
+// generate writes the page and the JSON Schema that args name. It must run in the folder of package definition.
 func generate(args []string) error {
 	if len(args) != 3 {
 		return errors.New("usage: gen EVENTS_DIR DOCUMENT SCHEMA")
@@ -79,7 +79,7 @@ func generatePage(comments map[string]string) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// presetRows returns the rows of the table of presets.
+// presetRows returns the rows of the page's table of ACP presets.
 func presetRows() string {
 	var b strings.Builder
 	for _, p := range architecture.Presets() {

@@ -38,8 +38,8 @@ type PythonPackage struct {
 	Extras        []string
 }
 
-// Registry serves packages: npm below /npm, Python below /pip. It is an http.Handler, and is safe for concurrent
-// use.
+// Registry is a registry of packages for tests: npm packages below /npm, Python packages below /pip. It is an
+// http.Handler, and is safe for concurrent use.
 type Registry struct {
 	files map[string]servedFile // by path
 
@@ -48,7 +48,8 @@ type Registry struct {
 	asked []string
 }
 
-// New returns a registry. base is the address of its npm part, without a trailing slash; its documents contain it.
+// New returns a test registry. base is the URL of its npm part, without a trailing slash; the registry's documents
+// contain the URL.
 func New(base string, npm []NPMPackage, wheels []PythonPackage) (*Registry, error) {
 	r := &Registry{files: map[string]servedFile{}}
 	for _, p := range npm {
@@ -64,7 +65,7 @@ func New(base string, npm []NPMPackage, wheels []PythonPackage) (*Registry, erro
 	return r, nil
 }
 
-// ServeHTTP responds with 503 while the registry is switched off.
+// ServeHTTP serves the packages. It responds with 503 while the registry is set unavailable.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	r.asked = append(r.asked, req.URL.Path)
@@ -83,14 +84,15 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(f.content) // the client may have disconnected
 }
 
-// SetAvailable turns the registry on or off.
+// SetAvailable sets whether the registry serves packages; otherwise it responds with 503.
 func (r *Registry) SetAvailable(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.off = !on
 }
 
-// CountRequests returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
+// CountRequests returns the number of received requests whose path ends with suffix, or of all requests if suffix is
+// "".
 func (r *Registry) CountRequests(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
