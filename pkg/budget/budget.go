@@ -170,7 +170,7 @@ func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
 // Run keeps the copy of the bucket budgets up to date until ctx ends. While the bucket cannot be watched, the last
 // known values stay in use.
 func (w *Watch) Run(ctx context.Context) error {
-	return kvwatch.Run(ctx, w.js, topology.BucketBudgets, w.logger, func() func(jetstream.KeyValueEntry) {
+	return kvwatch.WatchBucket(ctx, w.js, topology.BucketBudgets, w.logger, func() func(jetstream.KeyValueEntry) {
 		seen := map[string]bool{} // nil after the initial values
 		return func(entry jetstream.KeyValueEntry) {
 			if entry == nil {

@@ -74,7 +74,7 @@ func (s EnvironmentSpec) ReadValues(env func(name string) (string, bool), file f
 			continue
 		}
 		field := joinField(joinField("spec.variables", name), "valueFrom")
-		value, err := from.read(env, file)
+		value, err := from.readValue(env, file)
 		if err == nil {
 			err = checkVariableValue(value)
 		}
@@ -92,7 +92,7 @@ func (s EnvironmentSpec) ReadValues(env func(name string) (string, bool), file f
 	return out, c.errs
 }
 
-func (f ValueSource) read(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
+func (f ValueSource) readValue(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
 	if f.Env != "" {
 		value, ok := env(f.Env)
 		if !ok {

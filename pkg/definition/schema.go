@@ -34,7 +34,7 @@ const (
 // fieldConstraints returns the JSON Schema constraints of fields that do not follow from their Go types, by Type.field.
 func fieldConstraints() map[string]jsonObject {
 	slug := jsonObject{"pattern": slugPattern, "maxLength": maxNameLength}
-	entries := jsonObject{"items": jsonObject{"type": "string", "minLength": 1, "maxLength": permission.MaxEntry}, "maxItems": permission.MaxEntries}
+	entries := jsonObject{"items": jsonObject{"type": "string", "minLength": 1, "maxLength": permission.MaxRuleEntryLength}, "maxItems": permission.MaxRuleEntries}
 	return map[string]jsonObject{
 		"file.slug": slug, "file.org": slug, "Reference.slug": slug, "Reference.org": slug,
 		"file.scope": {"enum": allScopes()}, "Reference.scope": {"enum": allScopes()},
@@ -64,7 +64,7 @@ func fieldConstraints() map[string]jsonObject {
 		"Permissions.default":       {"enum": permission.Actions()},
 		"Permissions.unattended":    {"enum": []string{events.UnattendedDeny, events.UnattendedSkip}},
 		"Permissions.timeoutMs":     {"maximum": permission.MaxTimeout.Milliseconds()},
-		"PermissionRule.tool":       {"maxLength": permission.MaxTool},
+		"PermissionRule.tool":       {"maxLength": permission.MaxToolNameLength},
 		"PermissionRule.command":    entries,
 		"PermissionRule.path":       entries,
 		"PermissionRule.host":       entries,

@@ -16,12 +16,12 @@ import (
 // retryInterval is the pause before a bucket is watched again after a failure.
 const retryInterval = time.Second
 
-// Run watches a NATS key-value bucket until ctx ends, which is not an error. It passes every entry of the bucket to the
+// WatchBucket watches a NATS key-value bucket until ctx ends, which is not an error. It passes every entry of the bucket to the
 // function that begin returned, then nil, and then every change. When the watch ends early, for example because the
-// bucket does not exist yet, Run logs the reason and starts again with a new function from begin. Calls are sequential.
-func Run(ctx context.Context, js jetstream.JetStream, bucket string, logger *slog.Logger, begin func() func(jetstream.KeyValueEntry)) error {
+// bucket does not exist yet, WatchBucket logs the reason and starts again with a new function from begin. Calls are sequential.
+func WatchBucket(ctx context.Context, js jetstream.JetStream, bucket string, logger *slog.Logger, begin func() func(jetstream.KeyValueEntry)) error {
 	for {
-		err := follow(ctx, js, bucket, begin())
+		err := watchOnce(ctx, js, bucket, begin())
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -32,8 +32,8 @@ func Run(ctx context.Context, js jetstream.JetStream, bucket string, logger *slo
 	}
 }
 
-// follow watches the bucket and passes its entries to see, until ctx ends or the watch fails.
-func follow(ctx context.Context, js jetstream.JetStream, bucket string, see func(jetstream.KeyValueEntry)) (err error) {
+// watchOnce watches the bucket and passes its entries to see, until ctx ends or the watch fails.
+func watchOnce(ctx context.Context, js jetstream.JetStream, bucket string, see func(jetstream.KeyValueEntry)) (err error) {
 	kv, err := js.KeyValue(ctx, bucket)
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", bucket, err)

@@ -13,7 +13,7 @@ import (
 // TestCheck_ReportsTheLastMigration tests that read models that lack only the last migration are out of date.
 func TestCheck_ReportsTheLastMigration(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	pool, err := readmodel.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
@@ -32,7 +32,7 @@ func TestCheck_ReportsTheLastMigration(t *testing.T) {
 
 func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	pool, err := readmodel.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
@@ -70,7 +70,7 @@ func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 // place.
 func TestOpen_PoolFollowsARenamedSchema(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := errors.Join(readmodel.Migrate(t.Context(), url), readmodel.MigrateSchema(t.Context(), url, "shadow")); err != nil {
 		t.Fatal(err)
 	}

@@ -181,7 +181,7 @@ func TestAcceptedKey_IgnoresSearchPathOfCaller(t *testing.T) {
 // created, as in older versions, including those that a rebuild left, and can migrate and remove them.
 func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	for _, schema := range []string{readmodel.Schema, readmodel.ShadowSchema, readmodel.RetiredSchema} {
 		if err := readmodel.MigrateSchema(t.Context(), url, schema); err != nil {
 			t.Fatal(err)
@@ -204,7 +204,7 @@ func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 // after the read models.
 func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 
 func TestCreateRoles_ByManyAtOnce(t *testing.T) {
 	t.Parallel()
-	urls := []string{pgtest.URL(t), pgtest.URL(t), pgtest.URL(t)}
+	urls := []string{pgtest.NewDatabase(t), pgtest.NewDatabase(t), pgtest.NewDatabase(t)}
 	errs := make([]error, 2*len(urls))
 	var wg sync.WaitGroup
 	for i := range errs {
@@ -258,7 +258,7 @@ func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
 	if !ok {
 		t.Fatal("docs/security.md has no SQL")
 	}
-	srv := pgtest.Server(t, pgserver.Config{Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{Fast: true})
 	runStatement(t, srv.URL(), "CREATE ROLE owner LOGIN; GRANT CREATE ON DATABASE spool TO owner", "")
 	owner, gateway := readmodeltest.As(t, srv.URL(), "owner"), readmodeltest.As(t, srv.URL(), readmodel.GatewayRole)
 	if err := readmodel.Migrate(t.Context(), owner); err != nil {

@@ -284,7 +284,7 @@ func metricValue(t *testing.T, registry *prometheus.Registry, name, label string
 // there is room, and the log says so. A cancelled one ends.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
-	srv := natstest.RunSmall(t)
+	srv := natstest.RunWithMinStore(t)
 	say := make(chan string)
 	b := newBenchOn(t, func(x *fakeTurn) {
 		x.Start()
@@ -303,7 +303,7 @@ func TestSettingStoreReserve(t *testing.T) {
 	quiet, late := b.session(), b.session()
 	cancelled := quiet.post("go")
 	quiet.untilStarted()
-	empty := natstest.Fill(t, b.nc, 21)
+	empty := natstest.FillStore(t, b.nc, 21)
 	waiting := late.post("go")
 	b.until("the log says that output waits", func() bool {
 		say <- "early"
@@ -325,7 +325,7 @@ func TestSettingStoreReserve(t *testing.T) {
 	empty()
 	b.until("what was said is stored", stored)
 	late.untilStarted()
-	natstest.Fill(t, b.nc, 21)
+	natstest.FillStore(t, b.nc, 21)
 	for s, execution := range map[*talk]string{quiet: cancelled, late: waiting} {
 		s.cancel(execution)
 		s.untilEnded(execution)

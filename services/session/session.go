@@ -48,7 +48,7 @@ type Config struct {
 	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work instead of a workspace of their own; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Executors need the same value."`
 	imagepolicy.ImageSettings
 	storage.ReserveSettings
-	lease.EngineSettings
+	lease.EngineTimeoutSettings
 
 	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"Largest number of API keys of a tenant, without revoked ones. Keys that expired more than a day ago are revoked to make room."`
 
@@ -135,7 +135,7 @@ type Service struct {
 	deps    Deps
 	js      jetstream.JetStream
 	router  *bus.Router
-	leases  *lease.Watcher
+	leases  *lease.EngineWatcher
 	budgets *budget.Watch
 	room    *storage.Watch
 	clock   *bus.Clock

@@ -15,7 +15,7 @@ type URLs struct{ Superuser, Projector, Gateway string }
 // Database returns a new database with the roles and without read models. It is dropped when the test ends.
 func Database(t testing.TB) URLs {
 	t.Helper()
-	return WithRoles(t, pgtest.URL(t))
+	return WithRoles(t, pgtest.NewDatabase(t))
 }
 
 // WithRoles creates the roles in a database of a server that trusts its socket. The URL must be that of a superuser.

@@ -679,7 +679,7 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.Config{Partitions: topology.DefaultPartitions}))
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	must(t, readmodel.Migrate(t.Context(), url))
 	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))
 	must(t, err)

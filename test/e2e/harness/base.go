@@ -27,8 +27,8 @@ type Base struct {
 
 // Outage stops and starts the NATS and Postgres servers of a Cluster.
 type Outage struct {
-	nats     *natstest.Restartable
-	postgres *pgtest.Restartable
+	nats     *natstest.RestartableServer
+	postgres *pgtest.RestartableServer
 }
 
 // startServers starts NATS and Postgres. With Options.Outages the test can stop them, and NATS has no users. Otherwise

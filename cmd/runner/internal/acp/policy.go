@@ -32,21 +32,21 @@ func denial(rule, reason string) *permission.Decision {
 func classify(k sdk.ToolKind) Tool {
 	switch k {
 	case sdk.ToolKindRead:
-		return Tool{Kind: permission.Read}
+		return Tool{Kind: permission.KindRead}
 	case sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
-		return Tool{Kind: permission.Edit}
+		return Tool{Kind: permission.KindEdit}
 	case sdk.ToolKindSearch:
-		return Tool{Kind: permission.Read, Search: true}
+		return Tool{Kind: permission.KindRead, Search: true}
 	case sdk.ToolKindExecute:
-		return Tool{Kind: permission.Shell}
+		return Tool{Kind: permission.KindShell}
 	case sdk.ToolKindThink:
-		return Tool{Kind: permission.Bookkeeping}
+		return Tool{Kind: permission.KindBookkeeping}
 	case sdk.ToolKindFetch:
-		return Tool{Kind: permission.Network}
+		return Tool{Kind: permission.KindNetwork}
 	case sdk.ToolKindSwitchMode:
-		return Tool{Kind: permission.Question}
+		return Tool{Kind: permission.KindQuestion}
 	default:
-		return Tool{Kind: permission.Unknown}
+		return Tool{Kind: permission.KindUnknown}
 	}
 }
 
@@ -191,7 +191,7 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 		}
 	}
 	switch tool.Kind {
-	case permission.Read, permission.Edit:
+	case permission.KindRead, permission.KindEdit:
 		paths, ok := s.pathsOf(c)
 		switch r.Call.Paths = paths; {
 		case tool.LeftOut, tool.Named:
@@ -200,7 +200,7 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 		case len(paths) == 0 && !tool.Search:
 			r.Decided = denial(ruleUnreadable, "the request names no file")
 		}
-	case permission.Shell:
+	case permission.KindShell:
 		r.Call.Command, r.Preview.Command = command, command
 		if c.Asks == "" && command != "" {
 			r.Title = firstLine(command)
@@ -211,13 +211,13 @@ func (s *session) describe(c, known Call, made []toolContent) agent.PermissionRe
 		if cwd := cmp.Or(in.Cwd, in.Workdir, own.Cwd, own.Workdir); cwd != s.place.Workspace {
 			r.Preview.Cwd = cwd
 		}
-	case permission.Network:
+	case permission.KindNetwork:
 		if r.Preview.URL = cmp.Or(in.URL, own.URL); r.Preview.URL != "" {
 			if u, err := url.Parse(r.Preview.URL); err == nil {
 				r.Call.Hosts = []string{u.Hostname()}
 			}
 		}
-	case permission.Question:
+	case permission.KindQuestion:
 		r.Kind = events.ApprovalPlan
 		r.Preview.Text = cmp.Or(in.Plan, own.Plan, r.Preview.Text)
 	}

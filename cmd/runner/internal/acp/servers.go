@@ -62,8 +62,8 @@ func belongsToServer(servers []runner.MCPServer, name string) bool {
 func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)
-		if tool.Kind == permission.Unknown && belongsToServer(l.MCPServers, c.Name) {
-			tool.Kind = permission.Server
+		if tool.Kind == permission.KindUnknown && belongsToServer(l.MCPServers, c.Name) {
+			tool.Kind = permission.KindServer
 		}
 		return &tool
 	}

@@ -114,11 +114,11 @@ func (t *Turn) permit(conversation string, r PermissionRequest, reply func(Permi
 	case d.Action == events.PermissionDeny:
 		return t.recordPolicy(conversation, r, d, events.OutcomeRejected), true
 	case t.approvals.approved[class] && class != "":
-		d.Action, d.Rule = events.PermissionAllow, permission.RuleApproved
+		d.Action, d.Rule = events.PermissionAllow, permission.RuleApprovedClass
 		return t.recordPolicy(conversation, r, d, events.OutcomeApproved), true
-	case t.cfg.Policy.Unattended():
+	case t.cfg.Policy.IsUnattended():
 		d = permission.Decision{Action: events.PermissionDeny, Rule: permission.RuleUnattended, Reason: unattendedMessage}
-		if t.cfg.Policy.SkipsUnattended() {
+		if t.cfg.Policy.ReportsDeniedAsSkipped() {
 			d.Reason = skippedMessage
 			return t.recordPolicy(conversation, r, d, events.OutcomeSkipped), true
 		}

@@ -45,7 +45,7 @@ func (a *asking) ask(key, command string) {
 		a.t.Fatal(err)
 	}
 	a.Permit(events.MainConversation, agent.PermissionRequest{
-		Key: key, Call: permission.Call{Tool: "Bash", Kind: permission.Shell, Command: command}, ToolUseID: "use-" + key,
+		Key: key, Call: permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: command}, ToolUseID: "use-" + key,
 		Title: command, Preview: events.ApprovalPreview{Command: command}, Input: input, Editable: true,
 	}, func(answer agent.PermissionAnswer) {
 		if _, twice := a.answers[key]; twice {

@@ -43,27 +43,27 @@ var paths = map[string]struct {
 }
 
 // toolsByKind are the CLI's own tools.
-var toolsByKind = map[permission.Kind][]string{
-	permission.Read:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
-	permission.Edit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
-	permission.Shell: {"Bash", "BashOutput", "KillBash", "KillShell"},
-	permission.Agent: {"Agent", "Task", "SendMessage"},
-	permission.Bookkeeping: {
+var toolsByKind = map[permission.CallKind][]string{
+	permission.KindRead:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
+	permission.KindEdit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
+	permission.KindShell: {"Bash", "BashOutput", "KillBash", "KillShell"},
+	permission.KindAgent: {"Agent", "Task", "SendMessage"},
+	permission.KindBookkeeping: {
 		"TodoWrite", "TodoRead", "TaskCreate", "TaskGet", "TaskList", "TaskUpdate", "TaskOutput", "TaskStop",
 		"Skill", "SlashCommand", "ToolSearch", "ReportFindings", "WaitForMcpServers", enterPlanMode,
 	},
-	permission.Network:  {"WebFetch", "WebSearch"},
-	permission.Question: {askUserQuestion, exitPlanMode},
+	permission.KindNetwork:  {"WebFetch", "WebSearch"},
+	permission.KindQuestion: {askUserQuestion, exitPlanMode},
 }
 
 // kindOf returns the kind of a tool of the CLI itself.
-func kindOf(tool string) permission.Kind {
+func kindOf(tool string) permission.CallKind {
 	for kind, tools := range toolsByKind {
 		if slices.Contains(tools, tool) {
 			return kind
 		}
 	}
-	return permission.Unknown
+	return permission.KindUnknown
 }
 
 // checkEachCall reports whether the CLI has to ask about every call of a tool: the policy may decide differently from the
@@ -78,7 +78,7 @@ func checkEachCall(l agent.Launch) bool {
 func unavailableQuestions(l agent.Launch) []string {
 	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
 	isAsked := func(tool string) bool {
-		c := permission.Call{Tool: tool, Kind: permission.Question, Named: slices.Contains(l.Tools.Allow, tool)}
+		c := permission.Call{Tool: tool, Kind: permission.KindQuestion, Named: slices.Contains(l.Tools.Allow, tool)}
 		return err == nil && checkEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
 	}
 	var out []string
@@ -132,17 +132,17 @@ func (s scope) check(tool string, input json.RawMessage) checkedCall {
 		return c
 	}
 	if served {
-		c.Kind, c.Destructive = permission.Server, s.destructive[tool]
+		c.Kind, c.Destructive = permission.KindServer, s.destructive[tool]
 		return c
 	}
 	switch c.Kind {
-	case permission.Read, permission.Edit:
+	case permission.KindRead, permission.KindEdit:
 		return s.checkPath(c, args)
-	case permission.Shell:
+	case permission.KindShell:
 		if c.Command = text(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
 			return c.deny(ruleUnreadable, "command is missing")
 		}
-	case permission.Network:
+	case permission.KindNetwork:
 		return s.checkURL(c, args)
 	}
 	return c
@@ -179,7 +179,7 @@ func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checked
 		// A pattern can contain a path.
 		var p string
 		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
-			return c.deny(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
+			return c.deny(permission.RuleOutsideWorkspace, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
 		}
 	}
 	path = strings.TrimFunc(path, isSpace)
@@ -193,20 +193,20 @@ func (s scope) checkPath(c checkedCall, args map[string]json.RawMessage) checked
 	if rel, ok := inside(s.root, path); ok {
 		return s.insidePath(c, args, where.argument, rel)
 	}
-	if real, ok := s.skillFile(path); ok && c.Kind == permission.Read {
+	if real, ok := s.skillFile(path); ok && c.Kind == permission.KindRead {
 		c.Paths = []permission.Path{{Path: real, Outside: true, Skill: true}}
 		return c.withArgument(args, where.argument, real)
 	}
 	if !s.checked { // denied whatever it is
-		return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
+		return c.deny(permission.RuleOutsideWorkspace, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
 	}
 	real, err := s.resolveOutside(path)
 	if err != nil {
-		return c.deny(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
+		return c.deny(permission.RuleOutsideWorkspace, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
 	c.Paths = []permission.Path{{Path: real, Outside: true}}
 	if s.isPlan(real) {
-		c.Kind = permission.Bookkeeping
+		c.Kind = permission.KindBookkeeping
 	}
 	return c.withArgument(args, where.argument, real)
 }
@@ -222,7 +222,7 @@ func (s scope) insidePath(c checkedCall, args map[string]json.RawMessage, argume
 		}
 		real, err := resolve(given)
 		if err != nil || !isWithin(root, real) {
-			return c.deny(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
+			return c.deny(permission.RuleOutsideWorkspace, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
 		}
 		if rel, err = filepath.Rel(root, real); err != nil {
 			return c.deny(ruleUnreadable, argument+" cannot be resolved")

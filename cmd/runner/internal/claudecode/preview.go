@@ -34,7 +34,7 @@ func (s *session) preview(c checkedCall) agent.PermissionRequest {
 	p := &r.Preview
 	about := strings.Join(p.Paths, ", ")
 	switch {
-	case c.Kind == permission.Shell:
+	case c.Kind == permission.KindShell:
 		p.Command, r.Reason = c.Command, text(args, "description")
 		about = c.Command
 	case c.Tool == askUserQuestion:
@@ -53,7 +53,7 @@ func (s *session) preview(c checkedCall) agent.PermissionRequest {
 		if p.Text = text(args, "pattern"); p.Text != "" {
 			about = p.Text + " in " + about
 		}
-	case c.Kind == permission.Network:
+	case c.Kind == permission.KindNetwork:
 		p.URL, p.Text = text(args, "url"), text(args, "prompt")+text(args, "query")
 		about = p.URL + text(args, "query")
 	case isAgent(c.Tool):
@@ -163,7 +163,7 @@ func readSmall(root, path string) (string, bool) {
 
 // isPlanFile reports whether a call writes or reads a plan of plan mode.
 func (s scope) isPlanFile(c checkedCall) bool {
-	return c.Kind == permission.Bookkeeping && len(c.Paths) == 1 && s.isPlan(c.Paths[0].Path)
+	return c.Kind == permission.KindBookkeeping && len(c.Paths) == 1 && s.isPlan(c.Paths[0].Path)
 }
 
 // planText returns the plan that the agent wants to carry out: from the call, or else from the plan that it wrote last.

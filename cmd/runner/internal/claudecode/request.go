@@ -53,7 +53,7 @@ func (s *session) permit(id string, q question, readable bool, t *agent.Turn) er
 		})
 		return s.respond(id, verdict{Behavior: "deny", Message: noQuery})
 	}
-	c := checkedCall{Call: permission.Call{Tool: q.ToolName, Kind: permission.Unknown}}.deny(ruleUnreadable, "the request cannot be read")
+	c := checkedCall{Call: permission.Call{Tool: q.ToolName, Kind: permission.KindUnknown}}.deny(ruleUnreadable, "the request cannot be read")
 	if readable {
 		c = s.scope.check(q.ToolName, q.Input)
 	}
@@ -159,7 +159,7 @@ func (s *session) elicit(id string, q question, t *agent.Turn) error {
 		return s.respond(id, elicited{Action: "cancel"})
 	}
 	r := agent.PermissionRequest{
-		Key: id, Call: permission.Call{Tool: mcpPrefix + q.Server, Kind: permission.Question}, Kind: events.ApprovalElicitation,
+		Key: id, Call: permission.Call{Tool: mcpPrefix + q.Server, Kind: permission.KindQuestion}, Kind: events.ApprovalElicitation,
 		Title: q.Server + ": " + firstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: bytes.Clone(q.Schema),
 	}
 	var sent error

@@ -149,7 +149,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 			t.Errorf("%s: answered %q, want %q", id, got[id], want)
 		}
 	}
-	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
+	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleSandboxedShell || d[1].Rule != ruleUnreadable || d[2].Rule != ruleUnreadable {
 		t.Errorf("decisions %+v", d)
 	}
 }

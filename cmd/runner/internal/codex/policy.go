@@ -101,7 +101,7 @@ func (s *session) questionResolved(l line, t *agent.Turn) error {
 func (s *session) commandRequest(q question, w *runningItem) agent.PermissionRequest {
 	script := scriptOf(q.Command)
 	r := agent.PermissionRequest{
-		Call:    permission.Call{Tool: toolShell, Kind: permission.Shell, Command: script},
+		Call:    permission.Call{Tool: toolShell, Kind: permission.KindShell, Command: script},
 		Title:   firstLine(script),
 		Reason:  q.Reason,
 		Preview: events.ApprovalPreview{Command: script},
@@ -111,7 +111,7 @@ func (s *session) commandRequest(q question, w *runningItem) agent.PermissionReq
 		r.Preview.Cwd = q.Cwd
 	}
 	if q.Network != nil {
-		r.Call.Kind, r.Call.Hosts = permission.Network, []string{q.Network.Host}
+		r.Call.Kind, r.Call.Hosts = permission.KindNetwork, []string{q.Network.Host}
 		r.Preview.URL = q.Network.Host
 	}
 	return r
@@ -119,7 +119,7 @@ func (s *session) commandRequest(q question, w *runningItem) agent.PermissionReq
 
 // patchRequest describes a request to change files. The item of the call has the changes.
 func (s *session) patchRequest(q question, w *runningItem) agent.PermissionRequest {
-	r := agent.PermissionRequest{Call: permission.Call{Tool: toolPatch, Kind: permission.Edit}, Reason: q.Reason, Input: inputOf(w)}
+	r := agent.PermissionRequest{Call: permission.Call{Tool: toolPatch, Kind: permission.KindEdit}, Reason: q.Reason, Input: inputOf(w)}
 	if w == nil || len(w.item.Changes) == 0 {
 		r.Decided = denial(ruleUnreadable, "The request does not say which files are changed.")
 		return r
@@ -164,7 +164,7 @@ func (c fileChange) text() string {
 // permissionsRequest describes a request for more permissions of the CLI's own sandbox.
 func permissionsRequest(q question) agent.PermissionRequest {
 	return agent.PermissionRequest{
-		Call:  permission.Call{Tool: toolPermission, Kind: permission.Unknown},
+		Call:  permission.Call{Tool: toolPermission, Kind: permission.KindUnknown},
 		Title: "more permissions", Reason: q.Reason, Preview: events.ApprovalPreview{Text: string(q.Permissions)}, Input: q.Permissions,
 	}
 }
@@ -175,7 +175,7 @@ func (s *session) serverRequest(q question) agent.PermissionRequest {
 	tool := "mcp__" + q.ServerName
 	if q.Meta.Kind != toolApprovalKind {
 		r := agent.PermissionRequest{
-			Call: permission.Call{Tool: tool, Kind: permission.Question}, Kind: events.ApprovalElicitation,
+			Call: permission.Call{Tool: tool, Kind: permission.KindQuestion}, Kind: events.ApprovalElicitation,
 			Title: firstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: q.Schema,
 		}
 		if q.Mode != "form" && q.Mode != "url" {
@@ -185,13 +185,13 @@ func (s *session) serverRequest(q question) agent.PermissionRequest {
 	}
 	tool += "__" + q.Meta.Tool
 	r := agent.PermissionRequest{
-		Call:    permission.Call{Tool: tool, Kind: permission.Server, Destructive: q.Meta.Annotations.Destructive},
+		Call:    permission.Call{Tool: tool, Kind: permission.KindServer, Destructive: q.Meta.Annotations.Destructive},
 		Title:   q.ServerName + ": " + q.Meta.Tool,
 		Preview: events.ApprovalPreview{Text: indented(q.Meta.Params)},
 		Input:   q.Meta.Params,
 	}
 	if !hasTool(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
-		r.Decided = denial(permission.RuleUnknown, "The workspace policy does not know the tool "+tool+" and so does not allow it.")
+		r.Decided = denial(permission.RuleUnknownTool, "The workspace policy does not know the tool "+tool+" and so does not allow it.")
 	}
 	return r
 }
@@ -210,7 +210,7 @@ func serverAnswer(a agent.PermissionAnswer) any {
 
 // userRequest describes questions of the agent to the user.
 func userRequest(q question) agent.PermissionRequest {
-	r := agent.PermissionRequest{Call: permission.Call{Tool: toolQuestion, Kind: permission.Question}, Kind: events.ApprovalQuestion}
+	r := agent.PermissionRequest{Call: permission.Call{Tool: toolQuestion, Kind: permission.KindQuestion}, Kind: events.ApprovalQuestion}
 	for _, ask := range q.Questions {
 		e := events.Question{ID: ask.ID, Header: ask.Header, Question: ask.Question, Other: ask.IsOther || len(ask.Options) == 0, Secret: ask.IsSecret}
 		for _, o := range ask.Options {

@@ -285,16 +285,16 @@ func classifier(l agent.Launch) func(acp.Call) *acp.Tool {
 			name = c.Name
 		}
 		for _, s := range l.MCPServers {
-			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Kind == permission.Unknown {
-				known.Kind, known.LeftOut = permission.Server, only != nil && !slices.Contains(only, name)
+			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Kind == permission.KindUnknown {
+				known.Kind, known.LeftOut = permission.KindServer, only != nil && !slices.Contains(only, name)
 			}
 		}
 		switch {
 		case slices.Contains(l.Tools.Deny, name):
 			known.LeftOut = true
-		case known.Kind != permission.Server && slices.Contains(editors, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
+		case known.Kind != permission.KindServer && slices.Contains(editors, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
 			known.LeftOut = true // it has no permission of its own
-		case known.Kind == permission.Unknown || known.Kind == permission.Network:
+		case known.Kind == permission.KindUnknown || known.Kind == permission.KindNetwork:
 			known.Named = slices.Contains(l.Tools.Allow, name)
 		}
 		return known

@@ -35,12 +35,12 @@ func dialect(l agent.Launch, now func() time.Time) acp.Dialect {
 
 // kinds are the CLI's tools. Other tools are not allowed.
 var kinds = map[string]acp.Tool{
-	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
-	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
-	"glob": {Kind: permission.Read, Search: true}, "grep": {Kind: permission.Read, Search: true}, "list": {Kind: permission.Read, Search: true},
-	"bash": {Kind: permission.Shell}, "task": {Kind: permission.Agent},
-	"todowrite": {Kind: permission.Bookkeeping}, "todoread": {Kind: permission.Bookkeeping}, "skill": {Kind: permission.Bookkeeping}, "invalid": {Kind: permission.Bookkeeping},
-	"webfetch": {Kind: permission.Network}, "websearch": {Kind: permission.Network}, "codesearch": {Kind: permission.Network},
+	"read": {Kind: permission.KindRead}, "write": {Kind: permission.KindEdit}, "edit": {Kind: permission.KindEdit},
+	"multiedit": {Kind: permission.KindEdit}, "patch": {Kind: permission.KindEdit}, "apply_patch": {Kind: permission.KindEdit},
+	"glob": {Kind: permission.KindRead, Search: true}, "grep": {Kind: permission.KindRead, Search: true}, "list": {Kind: permission.KindRead, Search: true},
+	"bash": {Kind: permission.KindShell}, "task": {Kind: permission.KindAgent},
+	"todowrite": {Kind: permission.KindBookkeeping}, "todoread": {Kind: permission.KindBookkeeping}, "skill": {Kind: permission.KindBookkeeping}, "invalid": {Kind: permission.KindBookkeeping},
+	"webfetch": {Kind: permission.KindNetwork}, "websearch": {Kind: permission.KindNetwork}, "codesearch": {Kind: permission.KindNetwork},
 }
 
 // input has the arguments of a call that are used.
@@ -64,7 +64,7 @@ type result struct {
 	Output string `json:"output"`
 }
 
-// tool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.Unknown. Arguments of an unexpected type are
+// tool returns the kind of a call, and for some of the CLI's own tools more; another tool has permission.KindUnknown. Arguments of an unexpected type are
 // ignored.
 func tool(c acp.Call) *acp.Tool {
 	name := c.Name
@@ -73,7 +73,7 @@ func tool(c acp.Call) *acp.Tool {
 	}
 	known, ok := kinds[name]
 	if !ok {
-		return &acp.Tool{Kind: permission.Unknown}
+		return &acp.Tool{Kind: permission.KindUnknown}
 	}
 	var in input
 	if json.Unmarshal(c.Input, &in) != nil {

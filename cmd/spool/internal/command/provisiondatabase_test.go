@@ -13,7 +13,7 @@ import (
 
 func TestProvisionDatabase_CreatesRoles(t *testing.T) {
 	t.Parallel()
-	url := pgtest.Server(t, pgserver.Config{Fast: true}).URL()
+	url := pgtest.StartServer(t, pgserver.Config{Fast: true}).URL()
 	passwords := []string{"--projector-password", "of'the\\projector", "--gateway-password", "of the gateway"}
 	made := "provisioned database spool: roles spool_projector and spool_gateway\n"
 	for _, c := range []struct {

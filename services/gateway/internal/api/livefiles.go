@@ -17,7 +17,7 @@ func (s *Server) LiveFile(ctx context.Context, session, path string) (io.ReadClo
 	if err := command.CheckPath("path", path, false); err != nil {
 		return nil, 0, commandProblem(err)
 	}
-	return s.openLive(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
+	return s.openLive(ctx, "path", livefiles.Request{Op: livefiles.OpGetFile, Session: session, Path: path})
 }
 
 // LiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
@@ -25,7 +25,7 @@ func (s *Server) LiveFiles(ctx context.Context, session, dir string) ([]livefile
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, commandProblem(err)
 	}
-	content, size, err := s.openLive(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
+	content, size, err := s.openLive(ctx, "dir", livefiles.Request{Op: livefiles.OpListFiles, Session: session, Path: dir})
 	if err != nil {
 		return nil, err
 	}
@@ -68,9 +68,9 @@ func (s *Server) openLive(ctx context.Context, field string, r livefiles.Request
 }
 
 // liveCodes maps the codes of an executor's refusals to codes of the API.
-var liveCodes = map[livefiles.Code]problem.Code{
-	livefiles.NoSandbox: problem.NoLiveSandbox, livefiles.NotFound: problem.FileNotFound, livefiles.Outside: problem.InvalidRequest,
-	livefiles.Unreadable: problem.Forbidden, livefiles.TooLarge: problem.FileTooLarge, livefiles.Busy: problem.Unavailable, livefiles.Failed: problem.Unavailable,
+var liveCodes = map[livefiles.ErrorCode]problem.Code{
+	livefiles.CodeNoSandbox: problem.NoLiveSandbox, livefiles.CodeNotFound: problem.FileNotFound, livefiles.CodeOutsideWorkspace: problem.InvalidRequest,
+	livefiles.CodeUnreadable: problem.Forbidden, livefiles.CodeTooLarge: problem.FileTooLarge, livefiles.CodeBusy: problem.Unavailable, livefiles.CodeFailed: problem.Unavailable,
 }
 
 // liveFileError converts an error of a transfer to a problem that names the invalid field.
@@ -83,7 +83,7 @@ func liveFileError(err error, field string) error {
 			code = problem.Unavailable
 		}
 		switch refused.Code {
-		case livefiles.Outside, livefiles.Unreadable, livefiles.NotFound, livefiles.TooLarge:
+		case livefiles.CodeOutsideWorkspace, livefiles.CodeUnreadable, livefiles.CodeNotFound, livefiles.CodeTooLarge:
 		default:
 			field = "" // the default field of the code
 		}

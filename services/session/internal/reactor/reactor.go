@@ -29,10 +29,10 @@ import (
 
 // Leases reports which engines and executors are alive.
 type Leases interface {
-	// EngineGone returns the time for which no executor of an engine has renewed a lease.
-	EngineGone(provider, engine string) time.Duration
+	// EngineGoneFor returns the time for which no executor of an engine has renewed a lease.
+	EngineGoneFor(provider, engine string) time.Duration
 	// Lives reports whether an executor has a lease.
-	Lives(ctx context.Context, executor string) (bool, error)
+	HasLease(ctx context.Context, executor string) (bool, error)
 }
 
 // Budgets reads the budgets and limits of tenants, and their usage.
@@ -47,7 +47,7 @@ type Config struct {
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
 	Budgets   Budgets
-	// EngineGone is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
+	// EngineGoneFor is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
 	EngineGone time.Duration
 	Now        func() time.Time
 	Logger     *slog.Logger
@@ -267,7 +267,7 @@ func (r *Reactor) lostEnd(ctx context.Context, l *eventlog.Loaded, now time.Time
 	if l.Run.Execution != active {
 		return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "no executor claimed the execution within its turn limit"}, nil
 	}
-	lives, err := r.cfg.Leases.Lives(ctx, l.Run.Holder)
+	lives, err := r.cfg.Leases.HasLease(ctx, l.Run.Holder)
 	if err != nil || lives {
 		return nil, err
 	}
@@ -335,7 +335,7 @@ func (r *Reactor) publish(ctx context.Context, l *eventlog.Loaded) error {
 // putJob stores a job for a session in JOBS.
 func (r *Reactor) putJob(ctx context.Context, l *eventlog.Loaded, id string) error {
 	subject := topology.JobAny(l.Life.Provider)
-	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
+	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGoneFor(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.JobOn(box.Provider, box.Engine)
 	}
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()

@@ -90,7 +90,7 @@ func (c RunCode) Effect(raw json.RawMessage) Effect {
 	if err != nil {
 		return Effect{}
 	}
-	e := Effect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
+	e := Effect{Kind: permission.KindShell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
 	if a.Language != "bash" {
 		run := interpreters[a.Language]
 		e.Command = strings.Join(run, " ") + " '" + strings.ReplaceAll(a.Code, "'", `'\''`) + "'"

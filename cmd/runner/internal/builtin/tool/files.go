@@ -82,7 +82,7 @@ func (t readFile) Effect(raw json.RawMessage) Effect {
 
 // reading returns the effect of a call that reads a path.
 func reading(title, path string) Effect {
-	return Effect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
+	return Effect{Kind: permission.KindRead, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
 
 func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
@@ -193,7 +193,7 @@ func (t writeFile) Effect(raw json.RawMessage) Effect {
 	if err != nil {
 		return Effect{}
 	}
-	e := Effect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
+	e := Effect{Kind: permission.KindEdit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
 	before, size := t.before(a.Path)
 	switch {
 	case !utf8.Valid(content):
