@@ -307,7 +307,7 @@ func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 		}
 		return []byte(b), nil
 	}
-	from := func(s definition.ValueSource, secret bool) definition.EnvironmentSpec {
+	from := func(s definition.Source, secret bool) definition.EnvironmentSpec {
 		return definition.EnvironmentSpec{Variables: map[string]definition.Variable{"A": {ValueFrom: s, Secret: secret}}}
 	}
 	for name, c := range map[string]struct {
@@ -316,18 +316,18 @@ func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 		wrong string
 	}{
 		"value":          {definition.EnvironmentSpec{Variables: map[string]definition.Variable{"A": {Value: "v"}}}, "v", ""},
-		"env":            {from(definition.ValueSource{Env: "TOKEN"}, true), "t0p\n", ""},
-		"file":           {from(definition.ValueSource{File: "key"}, true), "k", ""},
-		"lines":          {from(definition.ValueSource{File: "lines"}, false), "a\n", ""},
-		"empty":          {from(definition.ValueSource{Env: "EMPTY"}, false), "", ""},
-		"empty secret":   {from(definition.ValueSource{Env: "EMPTY"}, true), "", "spec.variables.A.valueFrom: is empty"},
-		"empty file":     {from(definition.ValueSource{File: "empty"}, true), "", "spec.variables.A.valueFrom: is empty"},
-		"no variable":    {from(definition.ValueSource{Env: "NOPE"}, true), "", "spec.variables.A.valueFrom: variable NOPE is not set here"},
-		"no file":        {from(definition.ValueSource{File: "nope"}, true), "", "spec.variables.A.valueFrom: there is no such file"},
-		"NUL":            {from(definition.ValueSource{Env: "NUL"}, true), "", "spec.variables.A.valueFrom: has a NUL byte"},
-		"not UTF-8":      {from(definition.ValueSource{File: "bad"}, true), "", "spec.variables.A.valueFrom: is not valid UTF-8"},
-		"large":          {from(definition.ValueSource{File: "large"}, true), "", "spec.variables.A.valueFrom: has 122881 bytes; the limit is 122880"},
-		"kept by server": {from(definition.ValueSource{}, true), "", ""},
+		"env":            {from(definition.Source{Env: "TOKEN"}, true), "t0p\n", ""},
+		"file":           {from(definition.Source{File: "key"}, true), "k", ""},
+		"lines":          {from(definition.Source{File: "lines"}, false), "a\n", ""},
+		"empty":          {from(definition.Source{Env: "EMPTY"}, false), "", ""},
+		"empty secret":   {from(definition.Source{Env: "EMPTY"}, true), "", "spec.variables.A.valueFrom: is empty"},
+		"empty file":     {from(definition.Source{File: "empty"}, true), "", "spec.variables.A.valueFrom: is empty"},
+		"no variable":    {from(definition.Source{Env: "NOPE"}, true), "", "spec.variables.A.valueFrom: variable NOPE is not set here"},
+		"no file":        {from(definition.Source{File: "nope"}, true), "", "spec.variables.A.valueFrom: there is no such file"},
+		"NUL":            {from(definition.Source{Env: "NUL"}, true), "", "spec.variables.A.valueFrom: has a NUL byte"},
+		"not UTF-8":      {from(definition.Source{File: "bad"}, true), "", "spec.variables.A.valueFrom: is not valid UTF-8"},
+		"large":          {from(definition.Source{File: "large"}, true), "", "spec.variables.A.valueFrom: has 122881 bytes; the limit is 122880"},
+		"kept by server": {from(definition.Source{}, true), "", ""},
 	} {
 		got, wrong := c.spec.ReadValues(env, files)
 		if got.Variables["A"].Value != c.value && c.wrong == "" || describe(wrong) != c.wrong || strings.Contains(describe(wrong), "h1dden") {

@@ -22,7 +22,7 @@ func WriteFieldTables(w io.Writer, notes map[string]string) error {
 		title, name string
 		t           reflect.Type
 	}{
-		{"A document", "file", reflect.TypeFor[fileDocument[any]]()},
+		{"A document", "file", reflect.TypeFor[file[any]]()},
 		{"`spec` of an agent", "AgentSpec", reflect.TypeFor[events.AgentSpec]()},
 		{"`tools`", "ToolChoice", reflect.TypeFor[events.ToolChoice]()},
 		{"`subagents[]`", "SubagentSpec", reflect.TypeFor[events.SubagentSpec]()},
@@ -41,7 +41,7 @@ func WriteFieldTables(w io.Writer, notes map[string]string) error {
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},
 		{"`spec` of an environment", "EnvironmentSpec", reflect.TypeFor[EnvironmentSpec]()},
 		{"`variables.NAME`", "Variable", reflect.TypeFor[Variable]()},
-		{"`variables.NAME.valueFrom`", "Source", reflect.TypeFor[ValueSource]()},
+		{"`variables.NAME.valueFrom`", "Source", reflect.TypeFor[Source]()},
 	} {
 		fmt.Fprintf(&b, "\n### %s\n\n| field | type | |\n| --- | --- | --- |\n", s.title)
 		for _, f := range structFields(s.t) {

@@ -21,13 +21,13 @@ type EnvironmentSpec struct {
 // Variable is an environment variable in a definition file.
 type Variable struct {
 	Value       string      `json:"value,omitempty"`    // also of a secret; a secret without a value keeps the value that the server has
-	ValueFrom   ValueSource `json:"valueFrom,omitzero"` // instead of value
+	ValueFrom   Source `json:"valueFrom,omitzero"` // instead of value
 	Secret      bool        `json:"secret,omitempty"`   // the value is encrypted at once and never shown
 	Description string      `json:"description,omitempty"`
 }
 
-// ValueSource is the source from which the command line reads the value of a variable. Exactly one field must be set.
-type ValueSource struct {
+// Source is the source from which the command line reads the value of a variable. Exactly one field must be set.
+type Source struct {
 	Env  string `json:"env,omitempty"`  // name of an environment variable of the command line
 	File string `json:"file,omitempty"` // path of a file, relative to the folder of the definition; one final line feed is removed
 }
@@ -39,7 +39,7 @@ func (s EnvironmentSpec) CheckFile() []FieldError {
 		v, field := s.Variables[name], joinField("variables", name)
 		from := joinField(field, "valueFrom")
 		switch {
-		case v.ValueFrom == ValueSource{}:
+		case v.ValueFrom == Source{}:
 		case v.Value != "":
 			c.addError(from, "must not be set together with value")
 		case v.ValueFrom.Env != "" && v.ValueFrom.File != "":
@@ -70,7 +70,7 @@ func (s EnvironmentSpec) ReadValues(env func(name string) (string, bool), file f
 	var c specChecker
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
 		from := s.Variables[name].ValueFrom
-		if from == (ValueSource{}) {
+		if from == (Source{}) {
 			continue
 		}
 		field := joinField(joinField("spec.variables", name), "valueFrom")
@@ -92,7 +92,7 @@ func (s EnvironmentSpec) ReadValues(env func(name string) (string, bool), file f
 	return out, c.errs
 }
 
-func (f ValueSource) readValue(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
+func (f Source) readValue(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
 	if f.Env != "" {
 		value, ok := env(f.Env)
 		if !ok {

@@ -26,8 +26,8 @@ const (
 	maxErrors       = 1000 // number of reported errors
 )
 
-// fileDocument holds the fields of one document of a definition file.
-type fileDocument[S any] struct {
+// file holds the fields of one document of a definition file.
+type file[S any] struct {
 	Kind  Kind         `json:"kind"`            // agent, instance or environment
 	Slug  string       `json:"slug"`            // name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
 	Scope events.Scope `json:"scope,omitempty"` // organization (the default), platform or identity_account
@@ -155,23 +155,23 @@ func (r *nodeReader) parseDocument(n *yaml.Node) (Document, bool) {
 	}
 	switch d.Kind = Kind(kind); d.Kind {
 	case KindAgent:
-		var f fileDocument[events.AgentSpec]
+		var f file[events.AgentSpec]
 		readDocument(r, n, &f, &d)
 		f.Spec.Architecture = resolveArchitectureAlias(f.Spec.Architecture)
 		d.Agent = &f.Spec
 		r.addSpecErrors(d, before, CheckAgent(f.Spec))
 	case KindInstance:
-		var f fileDocument[events.InstanceSpec]
+		var f file[events.InstanceSpec]
 		readDocument(r, n, &f, &d)
 		d.Instance = &f.Spec
 		r.addSpecErrors(d, before, CheckInstance(f.Spec))
 	case KindEnvironment:
-		var f fileDocument[EnvironmentSpec]
+		var f file[EnvironmentSpec]
 		readDocument(r, n, &f, &d)
 		d.Environment = &f.Spec
 		r.addSpecErrors(d, before, f.Spec.CheckFile())
 	default:
-		var f fileDocument[any]
+		var f file[any]
 		readDocument(r, n, &f, &d)
 		if n.Kind == yaml.MappingNode && !r.hasError(before, "kind") {
 			r.addError(nearestPosition(r.places, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
@@ -189,7 +189,7 @@ func resolveArchitectureAlias(name string) string {
 }
 
 // readDocument reads the fields of a document into f and d.
-func readDocument[S any](r *nodeReader, n *yaml.Node, f *fileDocument[S], d *Document) {
+func readDocument[S any](r *nodeReader, n *yaml.Node, f *file[S], d *Document) {
 	r.readNode(n, reflect.ValueOf(f).Elem(), "")
 	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.Bare(), f.Tags
 }

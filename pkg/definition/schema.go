@@ -89,7 +89,7 @@ func GenerateSchema(notes map[string]string) ([]byte, error) {
 	var choose []any
 	for _, k := range Kinds() {
 		t := map[Kind]reflect.Type{
-			KindAgent: reflect.TypeFor[fileDocument[events.AgentSpec]](), KindInstance: reflect.TypeFor[fileDocument[events.InstanceSpec]](), KindEnvironment: reflect.TypeFor[fileDocument[EnvironmentSpec]](),
+			KindAgent: reflect.TypeFor[file[events.AgentSpec]](), KindInstance: reflect.TypeFor[file[events.InstanceSpec]](), KindEnvironment: reflect.TypeFor[file[EnvironmentSpec]](),
 		}[k]
 		document := g.structSchema(t, "file")
 		document["properties"].(jsonObject)["kind"] = jsonObject{"const": k}

@@ -41,7 +41,7 @@ func WriteYAML(w io.Writer, d Document) error {
 }
 
 func writeDocument[S any](w io.Writer, d Document, spec S) error {
-	f := fileDocument[S]{d.Kind, d.Ref.Slug, d.Ref.Scope, d.Ref.Org, d.Tags, spec}
+	f := file[S]{d.Kind, d.Ref.Slug, d.Ref.Scope, d.Ref.Org, d.Tags, spec}
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
 	if err := enc.Encode(valueNode(reflect.ValueOf(f))); err != nil {
