@@ -21,8 +21,8 @@ const (
 
 // gatewayTables are the tables that gateways read completely. Of keys they read only some columns.
 var gatewayTables = []string{
-	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, ToolCalls, Conversations, Approvals, Sandboxes, Files, Usage,
-	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, SessionStates, versionTable,
+	TableCheckpoints, TableSessions, TableDeletedSessions, TableExecutions, TableBlocks, TableEvents, TableToolCalls, TableConversations, TableApprovals, TableSandboxes, TableFiles, TableUsage,
+	TableCatalogueEntries, TableCatalogueVersions, TableTenantUsage, TableTenantBudgets, TableTenantLimits, TableAudit, TableSessionStates, versionTable,
 }
 
 // gatewayKeyColumns are the columns of the table keys that the gateways' database role may read.
@@ -70,7 +70,7 @@ func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
 		if err := createRole(ctx, tx, GatewayRole, p.Gateway); err != nil {
 			return err
 		}
-		for _, sql := range []string{limitPublic, grantProjector, transferOwnership} {
+		for _, sql := range []string{revokePublicSQL, grantProjectorSQL, transferOwnershipSQL} {
 			if _, err := tx.Exec(ctx, sql); err != nil {
 				return err
 			}
@@ -105,8 +105,8 @@ func createRole(ctx context.Context, tx pgx.Tx, name, password string) error {
 	return err
 }
 
-// limitPublic revokes rights of all roles that services do not need.
-const limitPublic = `DO $$
+// revokePublicSQL revokes rights of all roles that services do not need.
+const revokePublicSQL = `DO $$
 DECLARE statement text;
 BEGIN
 	FOR statement IN
@@ -123,8 +123,8 @@ BEGIN
 	END LOOP;
 END $$`
 
-// grantProjector allows both roles to connect, and the projector's role to create schemas and take advisory locks.
-const grantProjector = `DO $$
+// grantProjectorSQL allows both roles to connect, and the projector's role to create schemas and take advisory locks.
+const grantProjectorSQL = `DO $$
 DECLARE statement text;
 BEGIN
 	FOR statement IN
@@ -139,9 +139,9 @@ BEGIN
 	END LOOP;
 END $$`
 
-// transferOwnership makes the projector's role the owner of read models that another role created. Sequences and
+// transferOwnershipSQL makes the projector's role the owner of read models that another role created. Sequences and
 // types follow their tables.
-const transferOwnership = `DO $$
+const transferOwnershipSQL = `DO $$
 DECLARE statement text;
 BEGIN
 	FOR statement IN
@@ -158,9 +158,9 @@ BEGIN
 	END LOOP;
 END $$`
 
-// grantGateway grants the gateway's role read access to a schema, if the server has the role. It does nothing if the
+// grantGatewayRead grants the gateway's role read access to a schema, if the server has the role. It does nothing if the
 // role has that access already, because a grant would conflict with a rebuild that renames the schema.
-func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
+func grantGatewayRead(ctx context.Context, conn *pgx.Conn, schema string) error {
 	var exists, granted bool
 	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", GatewayRole).Scan(&exists); err != nil || !exists {
 		return err
@@ -169,7 +169,7 @@ func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 			AND (SELECT bool_and(has_function_privilege($1, format('%I.', $2::text) || f, 'EXECUTE')) FROM unnest($6::text[]) AS f)
 			AND (SELECT bool_and(has_table_privilege($1, format('%I.%I', $2::text, t), 'SELECT')) FROM unnest($3::text[]) AS t)
 			AND (SELECT bool_and(has_column_privilege($1, format('%I.%I', $2::text, $4::text), c, 'SELECT')) FROM unnest($5::text[]) AS c)`,
-		GatewayRole, schema, gatewayTables, Keys, gatewayKeyColumns, gatewayFunctions).Scan(&granted)
+		GatewayRole, schema, gatewayTables, TableKeys, gatewayKeyColumns, gatewayFunctions).Scan(&granted)
 	if err != nil || granted {
 		return err
 	}
@@ -180,7 +180,7 @@ func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 		b.Queue("GRANT SELECT ON " + in + "." + t + " TO " + GatewayRole)
 	}
 	for _, c := range gatewayKeyColumns {
-		b.Queue("GRANT SELECT (" + c + ") ON " + in + "." + Keys + " TO " + GatewayRole)
+		b.Queue("GRANT SELECT (" + c + ") ON " + in + "." + TableKeys + " TO " + GatewayRole)
 	}
 	for _, f := range gatewayFunctions {
 		b.Queue("GRANT EXECUTE ON FUNCTION " + in + "." + f + " TO " + GatewayRole)

@@ -69,9 +69,9 @@ var readerAttacks = map[string]string{
 }
 
 // migrated returns a database with the roles, the read models and one key.
-func migrated(t *testing.T) readmodeltest.URLs {
+func migrated(t *testing.T) readmodeltest.RoleURLs {
 	t.Helper()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestRoles_RefuseAttacks(t *testing.T) {
 // TestRoles_ReachOneDatabase tests that the gateway's role can connect to no other database of the server.
 func TestRoles_ReachOneDatabase(t *testing.T) {
 	t.Parallel()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	for _, url := range []string{db.Gateway, db.Projector} {
 		cfg, err := pgx.ParseConfig(url)
 		if err != nil {
@@ -187,8 +187,8 @@ func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	db := readmodeltest.WithRoles(t, url)
-	again := readmodeltest.WithRoles(t, url)
+	db := readmodeltest.CreateRoles(t, url)
+	again := readmodeltest.CreateRoles(t, url)
 	if again != db {
 		t.Fatal("the addresses changed")
 	}
@@ -208,7 +208,7 @@ func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
-	db := readmodeltest.WithRoles(t, url)
+	db := readmodeltest.CreateRoles(t, url)
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if err := readmodel.Check(t.Context(), pool); err != nil {
+	if err := readmodel.CheckMigrated(t.Context(), pool); err != nil {
 		t.Error(err)
 	}
 	runStatement(t, db.Gateway, "SELECT * FROM accepted_key('x')", "")
@@ -239,7 +239,7 @@ func TestCreateRoles_ByManyAtOnce(t *testing.T) {
 
 func TestCreateRoles_RefusesOtherRoles(t *testing.T) {
 	t.Parallel()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	if err := readmodel.CreateRoles(t.Context(), db.Projector, readmodel.Passwords{}); !errors.Is(err, readmodel.ErrNotSuperuser) {
 		t.Errorf("got %v, want ErrNotSuperuser", err)
 	}
@@ -260,7 +260,7 @@ func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
 	}
 	srv := pgtest.StartServer(t, pgserver.Config{Fast: true})
 	runStatement(t, srv.URL(), "CREATE ROLE owner LOGIN; GRANT CREATE ON DATABASE spool TO owner", "")
-	owner, gateway := readmodeltest.As(t, srv.URL(), "owner"), readmodeltest.As(t, srv.URL(), readmodel.GatewayRole)
+	owner, gateway := readmodeltest.URLForRole(t, srv.URL(), "owner"), readmodeltest.URLForRole(t, srv.URL(), readmodel.GatewayRole)
 	if err := readmodel.Migrate(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}

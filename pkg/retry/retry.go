@@ -13,8 +13,8 @@ import (
 // not be used concurrently.
 type Pauses = backoff.ExponentialBackOff
 
-// Doubling returns pauses of first, 2·first, 4·first and so on up to longest, without jitter.
-func Doubling(first, longest time.Duration) *Pauses {
+// NewDoubling returns pauses of first, 2·first, 4·first and so on up to longest, without jitter.
+func NewDoubling(first, longest time.Duration) *Pauses {
 	return &Pauses{InitialInterval: first, Multiplier: 2, MaxInterval: longest}
 }
 

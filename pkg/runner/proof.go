@@ -88,8 +88,8 @@ func partyKey(secret, party string) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// GiveSecret claims the runner at the other end of a new connection. The caller closes the connection.
-func GiveSecret(c io.ReadWriter, secret string) error {
+// SendSecret claims the runner at the other end of a new connection. The caller closes the connection.
+func SendSecret(c io.ReadWriter, secret string) error {
 	if err := json.NewEncoder(c).Encode(Claim{ID: 1, Op: OpClaim, Secret: secret}); err != nil {
 		return fmt.Errorf("%s: %w", OpClaim, err)
 	}
@@ -106,14 +106,14 @@ func GiveSecret(c io.ReadWriter, secret string) error {
 	return nil
 }
 
-// Seal proves the secret to the runner at the other end of "runner attach --sealed" and returns the stream to it.
-// stdout and stdin are the streams of that command. Seal blocks until the runner has answered or the streams end.
-func Seal(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
+// OpenSealedStream proves the secret to the runner at the other end of "runner attach --sealed" and returns the stream to it.
+// stdout and stdin are the streams of that command. OpenSealedStream blocks until the runner has answered or the streams end.
+func OpenSealedStream(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
 	config, err := ExecutorTLS(secret)
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(stdio{stdout, stdin}, config)
+	conn := tls.Client(stdioConn{stdout, stdin}, config)
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the caller closes the streams to stop it
 		return nil, fmt.Errorf("prove the sandbox's secret to its runner: %w", err)
 	}
@@ -128,9 +128,9 @@ type tlsStream struct {
 
 func (s tlsStream) Close() error { return s.under.Close() }
 
-// Accept accepts the TLS stream of an executor on c and returns it after the executor has proved the secret of
+// AcceptSealedStream accepts the TLS stream of an executor on c and returns it after the executor has proved the secret of
 // config. peeked has the bytes of c that were already read, followed by c itself.
-func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
+func AcceptSealedStream(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
 	conn := tls.Server(bufferedConn{c, peeked}, config)
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline stops it
 		return nil, err
@@ -138,11 +138,11 @@ func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) 
 	return tlsStream{conn, c}, nil
 }
 
-// IsSealed reports whether a connection whose first byte is b is a TLS stream. JSON starts with a brace.
-func IsSealed(b byte) bool { return b == recordHandshake }
+// StartsTLSStream reports whether a connection whose first byte is b is a TLS stream. JSON starts with a brace.
+func StartsTLSStream(b byte) bool { return b == tlsHandshakeRecord }
 
-// recordHandshake is the type of the first record of a TLS stream (RFC 8446, section 5.1).
-const recordHandshake = 22
+// tlsHandshakeRecord is the type of the first record of a TLS stream (RFC 8446, section 5.1).
+const tlsHandshakeRecord = 22
 
 // bufferedConn is a connection from which in has read ahead: Read reads from in.
 type bufferedConn struct {
@@ -152,14 +152,14 @@ type bufferedConn struct {
 
 func (b bufferedConn) Read(p []byte) (int, error) { return b.in.Read(p) }
 
-// stdio presents the standard streams of a command as a connection. It has no deadlines.
-type stdio struct {
+// stdioConn presents the standard streams of a command as a connection. It has no deadlines.
+type stdioConn struct {
 	io.Reader
 	io.WriteCloser
 }
 
-func (stdio) LocalAddr() net.Addr              { return &net.UnixAddr{Net: "unix"} }
-func (stdio) RemoteAddr() net.Addr             { return &net.UnixAddr{Net: "unix"} }
-func (stdio) SetDeadline(time.Time) error      { return nil }
-func (stdio) SetReadDeadline(time.Time) error  { return nil }
-func (stdio) SetWriteDeadline(time.Time) error { return nil }
+func (stdioConn) LocalAddr() net.Addr              { return &net.UnixAddr{Net: "unix"} }
+func (stdioConn) RemoteAddr() net.Addr             { return &net.UnixAddr{Net: "unix"} }
+func (stdioConn) SetDeadline(time.Time) error      { return nil }
+func (stdioConn) SetReadDeadline(time.Time) error  { return nil }
+func (stdioConn) SetWriteDeadline(time.Time) error { return nil }

@@ -14,9 +14,9 @@ import (
 // ProtocolVersion is the version that Hello states. An executor rejects another major version.
 const ProtocolVersion = 1
 
-// MaxLine is the maximum length in bytes of a line in either direction. The runner truncates longer output of an
+// MaxLineLength is the maximum length in bytes of a line in either direction. The runner truncates longer output of an
 // agent and adds a line of type error.
-const MaxLine = 8 << 20
+const MaxLineLength = 8 << 20
 
 // Op is the operation that a Command requests of the runner.
 type Op string
@@ -71,11 +71,11 @@ type Command struct {
 	Query *Query `json:"query,omitempty"`
 	Ack   uint64 `json:"ack,omitempty"`
 
-	Verdict *Verdict `json:"verdict,omitempty"` // for OpDecide
+	Verdict *ApprovalDecision `json:"verdict,omitempty"` // for OpDecide
 }
 
-// Verdict is the decision on an approval request. Its answers include those to secret questions.
-type Verdict struct {
+// ApprovalDecision is the decision on an approval request. Its answers include those to secret questions.
+type ApprovalDecision struct {
 	events.ApprovalDecided
 	// Timeout reports that nobody decided in time: the request is rejected.
 	Timeout bool `json:"timeout,omitempty"`
@@ -119,7 +119,7 @@ type Query struct {
 	ExecutionPermissions events.ExecutionPermissions `json:"executionPermissions,omitzero"` // adapt the policy to the execution
 	Approved             []string                    `json:"approved,omitempty"`            // classes of which a person has approved all requests in an earlier attempt
 
-	Pace Pace `json:"pace,omitzero"`
+	Pace OutputRate `json:"pace,omitzero"`
 
 	Authority string `json:"authority,omitempty"` // certificates of the egress proxy in PEM form that the agent's process trusts in addition to the sandbox's own; "" for none
 }
@@ -151,15 +151,15 @@ type Fork struct {
 	Provided bool `json:"provided,omitempty"`
 }
 
-// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. The execution may be ahead of
-// the rate by PaceBurst; then the runner delays further output, and so the agent.
-type Pace struct {
+// OutputRate is the maximum rate at which an execution may fill the journal; 0 means no limit. The execution may be ahead of
+// the rate by OutputBurst; then the runner delays further output, and so the agent.
+type OutputRate struct {
 	EventsPerSecond uint32 `json:"eventsPerSecond,omitempty"`
 	BytesPerSecond  uint32 `json:"bytesPerSecond,omitempty"`
 }
 
-// PaceBurst is the time by which an execution may be ahead of its Pace.
-const PaceBurst = 10 * time.Second
+// OutputBurst is the time by which an execution may be ahead of its OutputRate.
+const OutputBurst = 10 * time.Second
 
 // MCPServer is a server of tools with all variables replaced.
 type MCPServer struct {
@@ -192,21 +192,21 @@ const (
 	EgressPreamble = "SPOOL/1 "
 )
 
-// EgressHosts may follow the token on the first line. It restricts the connection to hosts of the allowlist: no
+// EgressHostsOnly may follow the token on the first line. It restricts the connection to hosts of the allowlist: no
 // models and no MCP servers.
-const EgressHosts = " hosts"
+const EgressHostsOnly = " hosts"
 
 // EgressRoutes are the first path elements under EgressURL through which agents reach models. The proxy adds the
 // credentials. The route of a custom host is its name.
 const (
-	EgressAnthropic = "anthropic" // base URL without /v1
-	EgressOpenAI    = "openai"    // base URL with /v1
-	EgressNVIDIA    = "nvidia"    // base URL with /v1
+	EgressRouteAnthropic = "anthropic" // base URL without /v1
+	EgressRouteOpenAI    = "openai"    // base URL with /v1
+	EgressRouteNVIDIA    = "nvidia"    // base URL with /v1
 )
 
-// EgressMCP is the path under EgressURL through which agents reach MCP servers by name. The proxy adds the
+// EgressMCPPath is the path under EgressURL through which agents reach MCP servers by name. The proxy adds the
 // credentials.
-const EgressMCP = "/mcp/"
+const EgressMCPPath = "/mcp/"
 
 // The permission policies. PolicyWorkspace allows everything that stays inside the workspace, and denies everything
 // else with a reason that the agent receives.
@@ -214,9 +214,9 @@ const PolicyWorkspace = "workspace"
 
 // Message is a line from the runner. Exactly one field is set.
 type Message struct {
-	Hello *Hello `json:"hello,omitempty"` // the first line
-	Line  *Line  `json:"line,omitempty"`
-	Reply *Reply `json:"reply,omitempty"`
+	Hello *Hello       `json:"hello,omitempty"` // the first line
+	Line  *JournalLine `json:"line,omitempty"`
+	Reply *Reply       `json:"reply,omitempty"`
 }
 
 // Hello is the first line that the runner sends to a follower (an attached executor).
@@ -240,23 +240,23 @@ type Status struct {
 
 // Reply is the line with which the runner answers a Command.
 type Reply struct {
-	ID     uint64  `json:"id"`
-	Error  *Error  `json:"error,omitempty"`
-	Status *Status `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
+	ID     uint64        `json:"id"`
+	Error  *CommandError `json:"error,omitempty"`
+	Status *Status       `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
 }
 
-// Error is the reason why the runner refused a Command.
-type Error struct {
+// CommandError is the reason why the runner refused a Command.
+type CommandError struct {
 	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
 	Message string `json:"message"`
 }
 
-func (e *Error) Error() string { return e.Code + ": " + e.Message }
+func (e *CommandError) Error() string { return e.Code + ": " + e.Message }
 
-// Line is an entry of the journal. Type is the wire name of a run event, text_delta, or one of the types below. Ids of
+// JournalLine is an entry of the journal. Type is the wire name of a run event, text_delta, or one of the types below. Ids of
 // blocks inside Data are unique within the journal only: the executor derives the ids for the log from (journal, id), and
 // replaces every other field that a sandbox could forge.
-type Line struct {
+type JournalLine struct {
 	N              uint64          `json:"n"`
 	Type           events.Type     `json:"type"`
 	Time           time.Time       `json:"time"`
@@ -267,16 +267,16 @@ type Line struct {
 
 // Types of lines that are not events. The executor converts them into events.
 const (
-	// AgentStarted is the type of the line with which a turn begins; its data is a Started. It becomes the event
+	// AgentStarted is the type of the line with which a turn begins; its data is a TurnStart. It becomes the event
 	// execution_started.
 	AgentStarted events.Type = "agent_started"
-	// TurnEnded is the type of the last line of an execution; its data is an Ended. It becomes the execution's terminal
+	// TurnEnded is the type of the last line of an execution; its data is a TurnEnd. It becomes the execution's terminal
 	// event.
 	TurnEnded events.Type = "turn_ended"
 )
 
-// Started is the data of a line of type AgentStarted.
-type Started struct {
+// TurnStart is the data of a line of type AgentStarted.
+type TurnStart struct {
 	Attempt uint32 `json:"attempt"`
 	Warm    bool   `json:"warm"` // the agent's process was already running
 	PID     int    `json:"pid"`
@@ -288,24 +288,24 @@ type Outcome string
 
 // The outcomes.
 const (
-	Completed   Outcome = "completed"
-	Failed      Outcome = "failed"
-	Interrupted Outcome = "interrupted" // requested by OpInterrupt
-	Killed      Outcome = "killed"      // requested by OpKill
+	OutcomeCompleted   Outcome = "completed"
+	OutcomeFailed      Outcome = "failed"
+	OutcomeInterrupted Outcome = "interrupted" // requested by OpInterrupt
+	OutcomeKilled      Outcome = "killed"      // requested by OpKill
 )
 
-// Ended is the data of a line of type TurnEnded.
-type Ended struct {
+// TurnEnd is the data of a line of type TurnEnded.
+type TurnEnd struct {
 	Outcome Outcome      `json:"outcome"`
-	Code    string       `json:"code,omitempty"` // for Failed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
+	Code    string       `json:"code,omitempty"` // for OutcomeFailed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
 	Message string       `json:"message,omitempty"`
 	Result  string       `json:"result,omitempty"` // the agent's final text
 	Usage   events.Usage `json:"usage"`
 	CostUSD float64      `json:"costUsd,omitempty"`
 }
 
-// Delta is the data of a line of type text_delta.
-type Delta struct {
+// TextDelta is the data of a line of type text_delta.
+type TextDelta struct {
 	BlockID string `json:"blockId"`
 	Offset  uint32 `json:"offset"` // in UTF-8 bytes from the start of the block
 	Delta   string `json:"delta"`

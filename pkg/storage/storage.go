@@ -91,7 +91,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	tick := time.NewTicker(measureInterval)
 	defer tick.Stop()
 	for {
-		if err := w.readLevel(ctx); err != nil && ctx.Err() == nil {
+		if err := w.measure(ctx); err != nil && ctx.Err() == nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		select {
@@ -102,7 +102,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-func (w *Watch) readLevel(ctx context.Context) error {
+func (w *Watch) measure(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
 	info, err := w.cfg.JetStream.AccountInfo(ctx)
@@ -130,8 +130,8 @@ func (w *Watch) Room() Room {
 	return w.room
 }
 
-// Low reports whether only the reserve of the store was left at the last measurement. A nil Watch reports false.
-func (w *Watch) Low() bool { return w != nil && !w.Room().Fits(0) }
+// IsLow reports whether only the reserve of the store was left at the last measurement. A nil Watch reports false.
+func (w *Watch) IsLow() bool { return w != nil && !w.Room().Fits(0) }
 
 // Check returns a *ReservedError if the reserve would not stay free after more bytes are written to the store. If
 // little more than the reserve is free, Check measures again, so that many writers together cannot use up the reserve
@@ -144,7 +144,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	room, at := w.room, w.at
 	w.mu.Unlock()
 	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > measureInterval {
-		if err := w.readLevel(ctx); err != nil {
+		if err := w.measure(ctx); err != nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		room = w.Room()

@@ -62,14 +62,14 @@ func TestCheck_KeepsTheReserveFree(t *testing.T) {
 	empty := natstest.FillStore(t, admin, 41)
 	for user, w := range watches {
 		var reserved *storage.ReservedError
-		if err := w.Check(t.Context(), 0); !errors.As(err, &reserved) || !w.Low() {
-			t.Errorf("%s: a full store: %v, low %v", user, err, w.Low())
+		if err := w.Check(t.Context(), 0); !errors.As(err, &reserved) || !w.IsLow() {
+			t.Errorf("%s: a full store: %v, low %v", user, err, w.IsLow())
 		}
 	}
 	empty()
 	for user, w := range watches {
-		if err := w.Check(t.Context(), 0); err != nil || w.Low() {
-			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.Low())
+		if err := w.Check(t.Context(), 0); err != nil || w.IsLow() {
+			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.IsLow())
 		}
 		if err := w.Check(t.Context(), natsserver.MinStoreSize/2); err == nil {
 			t.Errorf("%s: a write larger than the room was accepted", user)
@@ -77,7 +77,7 @@ func TestCheck_KeepsTheReserveFree(t *testing.T) {
 	}
 }
 
-// TestWatch_FollowsTheStore tests that Low follows the store without a call of Check, and that Run ends with its
+// TestWatch_FollowsTheStore tests that IsLow follows the store without a call of Check, and that Run ends with its
 // context.
 func TestWatch_FollowsTheStore(t *testing.T) {
 	t.Parallel()
@@ -96,7 +96,7 @@ func TestWatch_FollowsTheStore(t *testing.T) {
 	go func() { done <- w.Run(ctx) }()
 	becomes := func(low bool) {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); w.Low() != low; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); w.IsLow() != low; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("low is not %v: %+v", low, w.Room())
 			}
@@ -116,7 +116,7 @@ func TestWatch_FollowsTheStore(t *testing.T) {
 func TestNilWatch_HasRoom(t *testing.T) {
 	t.Parallel()
 	var w *storage.Watch
-	if err := w.Check(t.Context(), 1<<40); err != nil || w.Low() {
-		t.Errorf("%v, low %v", err, w.Low())
+	if err := w.Check(t.Context(), 1<<40); err != nil || w.IsLow() {
+		t.Errorf("%v, low %v", err, w.IsLow())
 	}
 }

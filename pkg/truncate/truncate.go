@@ -38,9 +38,9 @@ func Text(s string, limit int) string {
 	return Prefix(s, limit) + ellipsis
 }
 
-// Valid returns Text(s, limit) with each run of invalid bytes replaced by U+FFFD before it is measured, so that the
+// ValidText returns Text(s, limit) with each run of invalid bytes replaced by U+FFFD before it is measured, so that the
 // result can be stored as JSON or sent in a protobuf message.
-func Valid(s string, limit int) string { return Text(strings.ToValidUTF8(s, "\uFFFD"), limit) }
+func ValidText(s string, limit int) string { return Text(strings.ToValidUTF8(s, "\uFFFD"), limit) }
 
 // Quote returns Prefix(s, limit) as a Go string literal in ASCII, followed by "…" outside the quotes if s is longer.
 func Quote(s string, limit int) string {

@@ -35,7 +35,7 @@ func (c Config) usesProxy() bool { return c.Sandbox == Docker || c.Sandbox == Mo
 func (c Config) endpoint(provider string) endpoint {
 	if c.usesProxy() {
 		route := map[string]string{
-			architecture.Anthropic: runner.EgressAnthropic, architecture.OpenAI: runner.EgressOpenAI, architecture.NVIDIA: runner.EgressNVIDIA,
+			architecture.Anthropic: runner.EgressRouteAnthropic, architecture.OpenAI: runner.EgressRouteOpenAI, architecture.NVIDIA: runner.EgressRouteNVIDIA,
 		}[provider]
 		return endpoint{placeholderKey, runner.EgressURL + "/" + route}
 	}

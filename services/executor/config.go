@@ -131,7 +131,7 @@ const DiskWatch = docker.DiskWatch
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	if c.Sandbox != Local && c.Sandbox != Docker && c.Sandbox != Modal {
 		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, Local, Docker, Modal)
 	}

@@ -24,13 +24,13 @@ type layered struct {
 
 	mu    sync.Mutex
 	there map[string]bool
-	asked []sandbox.Packages
+	asked []sandbox.LayerPackages
 	fails []error // errors of the next calls, in order
 	made  int
 	ended int // calls whose context had ended
 }
 
-func (l *layered) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (l *layered) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	l.mu.Lock()
 	l.asked = append(l.asked, want)
 	digest := want.LayerDigest(want.Image, "fake")

@@ -16,6 +16,6 @@ func (c Config) sessionOutput() events.Output {
 }
 
 // pace returns the limit of an agent's output rate.
-func (c Config) pace() runner.Pace {
-	return runner.Pace{EventsPerSecond: uint32(c.OutputEventsPerSecond), BytesPerSecond: uint32(c.OutputBytesPerSecond)} //nolint:gosec // in range
+func (c Config) pace() runner.OutputRate {
+	return runner.OutputRate{EventsPerSecond: uint32(c.OutputEventsPerSecond), BytesPerSecond: uint32(c.OutputBytesPerSecond)} //nolint:gosec // in range
 }

@@ -47,7 +47,7 @@ func (s *secrets) open(ctx context.Context, js jetstream.JetStream) error {
 	if s == nil {
 		return nil
 	}
-	kv, err := secret.Bucket(ctx, js)
+	kv, err := secret.OpenBucket(ctx, js)
 	if err == nil {
 		s.opener, err = secret.NewOpener(kv, s.identities...)
 	}

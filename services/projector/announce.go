@@ -28,7 +28,7 @@ type announcer struct {
 // started publishes that this process projects the group now. Gateways then compare the group's sessions with the read
 // models, because announcements may have been lost.
 func (a *announcer) started() error {
-	data, err := json.Marshal(readmodel.Started{Group: a.group})
+	data, err := json.Marshal(readmodel.ProjectorStarted{Group: a.group})
 	if err != nil {
 		return err
 	}
@@ -57,7 +57,7 @@ func (a *announcer) send(list []fold.Live) error {
 	return nil
 }
 
-// liveMessages encodes one session's events as readmodel.Live, in messages of at most limit bytes. Only the last
+// liveMessages encodes one session's events as readmodel.LiveMessage, in messages of at most limit bytes. Only the last
 // message has the session's tip; the others have the seq of their last event, so that gateways do not treat the
 // remaining events as missing. For an event that is too large only its seq is announced.
 func liveMessages(l fold.Live, limit int) [][]byte {

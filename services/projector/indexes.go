@@ -49,7 +49,7 @@ func dropIndexes(ctx context.Context, url string, logger *slog.Logger) (*deferre
 	}
 	d := &deferredIndexes{conn: conn, logger: logger}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, selectDeferred, readmodel.Events, readmodel.Checkpoints)
+		rows, err := tx.Query(ctx, selectDeferred, readmodel.TableEvents, readmodel.TableCheckpoints)
 		if err != nil {
 			return err
 		}

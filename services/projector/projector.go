@@ -35,7 +35,7 @@ type Config struct {
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid
 // setting.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	if c.DatabaseURL == "" {
 		return c, errors.New("database-url: value is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
 	}
@@ -192,7 +192,7 @@ type backoff struct {
 
 // newBackoff returns a backoff. operation is what failed, for the log.
 func newBackoff(logger *slog.Logger, operation string) backoff {
-	return backoff{logger: logger, operation: operation, pauses: retry.Doubling(minPause, maxPause)}
+	return backoff{logger: logger, operation: operation, pauses: retry.NewDoubling(minPause, maxPause)}
 }
 
 // reset makes the next pause a short one.

@@ -65,7 +65,7 @@ type Config struct {
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	for _, d := range []struct {
 		name  string
 		value time.Duration
@@ -198,11 +198,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, EngineGone: cfg.EngineGone, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
 		Service: "session/" + deps.Copy, Reacted: counts.reacted, Published: counts.jobs.Inc, Ended: s.executionEnded,
 		Forget: func(ctx context.Context, tenant, execution string) error {
-			kv, err := secret.Bucket(ctx, js)
+			kv, err := secret.OpenBucket(ctx, js)
 			if err != nil {
 				return err
 			}
-			return secret.Forget(ctx, kv, tenant, execution)
+			return secret.RemoveExecutionSecrets(ctx, kv, tenant, execution)
 		},
 	})
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Clock: s.clock, Logger: deps.Logger}); err != nil {

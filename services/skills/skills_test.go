@@ -217,7 +217,7 @@ func (b *fixture) storedObjects() (names []string) {
 
 // version returns a ZIP of the skill pdf-tools that is different for each n.
 func version(n int) []byte {
-	return skilltest.Build(skilltest.Document(), skilltest.File("n", fmt.Sprint(n)))
+	return skilltest.BuildZIP(skilltest.DocumentEntry(), skilltest.FileEntry("n", fmt.Sprint(n)))
 }
 
 var ref = events.Reference{Slug: "pdf-tools"}
@@ -232,12 +232,12 @@ func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 	a := b.ok(b.push(z, tags("stable")))
 	want := events.SkillPushed{
 		Ref: at(sum(z)), Tags: []string{"stable"}, Name: "pdf-tools", Description: "Reads and fills PDF forms.",
-		Bytes: uint64(len(z)), UnpackedBytes: uint64(len(skilltest.Good) + 1), Files: 2,
+		Bytes: uint64(len(z)), UnpackedBytes: uint64(len(skilltest.ValidDocument) + 1), Files: 2,
 	}
 	if a.Ref == nil || *a.Ref != at(sum(z)) || a.Same || !reflect.DeepEqual(*a.Pushed, want) || a.Position == "" {
 		t.Errorf("answer %+v, %+v", a, a.Pushed)
 	}
-	want.Document = skilltest.Good
+	want.Document = skilltest.ValidDocument
 	if h := b.history(); len(h) != 1 || !reflect.DeepEqual(h[0], want) {
 		t.Errorf("log %+v", h)
 	}
@@ -307,7 +307,7 @@ func TestPush_DryRunStoresNothing(t *testing.T) {
 	if a := b.ok(b.push(z, dry)); !a.Same {
 		t.Errorf("dry run of an existing version: %+v", a)
 	}
-	bad := skilltest.Build(skilltest.File("README.md", "x"))
+	bad := skilltest.BuildZIP(skilltest.FileEntry("README.md", "x"))
 	if a := b.push(bad, dry); a.Error == nil || a.Error.Code != "SKILL_DOCUMENT_INVALID" {
 		t.Errorf("dry run of an invalid ZIP: %+v", a)
 	}

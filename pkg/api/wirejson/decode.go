@@ -317,7 +317,7 @@ func isRedacted(fd protoreflect.FieldDescriptor) bool {
 }
 
 func joinPath(path, name string) string {
-	name = truncate.Valid(name, 64)
+	name = truncate.ValidText(name, 64)
 	if path == "" {
 		return name
 	}

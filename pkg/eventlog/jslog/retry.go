@@ -30,7 +30,7 @@ type backoff struct {
 }
 
 func newBackoff(first time.Duration) *backoff {
-	return &backoff{first: first, pauses: retry.Doubling(firstPause, lastPause)}
+	return &backoff{first: first, pauses: retry.NewDoubling(firstPause, lastPause)}
 }
 
 // backoff returns the backoff for an append.

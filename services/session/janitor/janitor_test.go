@@ -87,7 +87,7 @@ func (b *fixture) install(cfg topology.Config) {
 	b.t.Helper()
 	t := b.t
 	cfg.Partitions = topology.DefaultPartitions
-	b.url, b.now = readmodeltest.Database(t).Projector, time.Now()
+	b.url, b.now = readmodeltest.NewDatabase(t).Projector, time.Now()
 	var err error
 	b.js, err = jetstream.New(b.conn(topology.UserAdmin))
 	must(t, err)
@@ -583,7 +583,7 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	kv, err := secret.Bucket(t.Context(), b.js)
+	kv, err := secret.OpenBucket(t.Context(), b.js)
 	must(t, err)
 	identity, err := age.GenerateX25519Identity()
 	must(t, err)

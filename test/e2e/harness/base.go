@@ -39,7 +39,7 @@ func (c *Cluster) startServers() {
 		c.startRestartableServers()
 		return
 	}
-	db := readmodeltest.Database(c.T)
+	db := readmodeltest.NewDatabase(c.T)
 	base, err := stack.Open(c.T.Context(), stack.Config{
 		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
 	})
@@ -61,7 +61,7 @@ func (c *Cluster) startRestartableServers() {
 		log, err := jslog.New(jslog.Config{JetStream: js})
 		return nc, log, err
 	}
-	db := readmodeltest.WithRoles(c.T, o.postgres.URL())
+	db := readmodeltest.CreateRoles(c.T, o.postgres.URL())
 	c.Base = &Base{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
 	nc, log, err := connect("")
 	must(c.T, err)

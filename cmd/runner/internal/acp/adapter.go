@@ -36,7 +36,7 @@ type Adapter struct {
 // Command returns the command of the launch.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if len(l.Command) == 0 || l.Command[0] == "" {
-		return agent.Command{}, &runner.Error{
+		return agent.Command{}, &runner.CommandError{
 			Code:    "INVALID_COMMAND",
 			Message: "query.command is empty: architecture acp needs the agent's program and its arguments, such as [\"gemini\", \"--acp\"]",
 		}
@@ -104,7 +104,7 @@ func SkillDirs(l agent.Launch) []string {
 // will have. A path relative to the workspace is refused: a file that an agent wrote must not be started.
 func Find(l agent.Launch, program string) (string, error) {
 	missing := func(why string) error {
-		return &runner.Error{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
+		return &runner.CommandError{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
 	}
 	if filepath.IsAbs(program) {
 		if !isExecutable(program) {

@@ -49,7 +49,7 @@ func TestApproval_RejectionThatIsNotOffered(t *testing.T) {
 	b := newAskingBench(t, "plain")
 	for _, options := range []string{" allow_once", " reject_always allow_once"} {
 		x := b.AskDeciding("permission: edit a.txt"+options, nil, agenttest.Always(events.ApprovalDecided{Decision: events.DecisionReject}))
-		if e := x.Ended(); e.Outcome != runner.Interrupted {
+		if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 			t.Errorf("%s: %s", options, x)
 		}
 	}
@@ -73,7 +73,7 @@ func TestApproval_InterruptCancelsTheRequest(t *testing.T) {
 	x := b.UntilRequests(1, b.MustStart("permission: edit a.txt"+all, nil))
 	b.Supervisor.Interrupt()
 	x = b.End(x)
-	if r := x.Retractions(); len(r) != 1 || x.Ended().Outcome != runner.Interrupted {
+	if r := x.Retractions(); len(r) != 1 || x.Ended().Outcome != runner.OutcomeInterrupted {
 		t.Errorf("%s", x)
 	}
 	if y := b.AskOK("hello", "You said: hello", nil); !y.Started().Warm {

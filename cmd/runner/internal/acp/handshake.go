@@ -280,9 +280,9 @@ func (s *session) transcriptWritten() events.TranscriptWritten {
 
 // fail makes the process unusable: every later query is refused with the error. A query that waits fails at once.
 func (s *session) fail(t *agent.Turn, code, message string) {
-	s.broken = &runner.Error{Code: code, Message: message}
+	s.broken = &runner.CommandError{Code: code, Message: message}
 	if s.pending {
-		s.finish(runner.Ended{Outcome: runner.Failed, Code: code, Message: message}, t)
+		s.finish(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: code, Message: message}, t)
 	}
 }
 

@@ -78,7 +78,7 @@ func (st *stage) decide(n int, decision string) {
 			ids = append(ids, id)
 		}
 	}
-	st.turn.Verdict(runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
+	st.turn.Verdict(runner.ApprovalDecision{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
 }
 
 func TestRequests_AreAnsweredOneByOne(t *testing.T) {

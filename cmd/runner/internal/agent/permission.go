@@ -234,7 +234,7 @@ func (t *Turn) Hide(set *redact.Set) {
 }
 
 // Verdict applies the decision on a request and calls its reply. It ignores a request that is not open.
-func (t *Turn) Verdict(v runner.Verdict) {
+func (t *Turn) Verdict(v runner.ApprovalDecision) {
 	t.mu.Lock()
 	replies := t.verdict(v)
 	t.mu.Unlock()
@@ -244,7 +244,7 @@ func (t *Turn) Verdict(v runner.Verdict) {
 }
 
 // verdict returns the calls of the replies.
-func (t *Turn) verdict(v runner.Verdict) (replies []func()) {
+func (t *Turn) verdict(v runner.ApprovalDecision) (replies []func()) {
 	i := slices.IndexFunc(t.approvals.open, func(p *pendingRequest) bool { return p.id == v.ApprovalID })
 	if i < 0 || t.end != nil {
 		return nil
@@ -271,7 +271,7 @@ func (t *Turn) verdict(v runner.Verdict) (replies []func()) {
 }
 
 // answerOf returns the answer for the agent.
-func answerOf(v runner.Verdict) PermissionAnswer {
+func answerOf(v runner.ApprovalDecision) PermissionAnswer {
 	rejected := PermissionAnswer{Outcome: events.OutcomeRejected, Message: rejectedMessage}
 	switch {
 	case v.Timeout:

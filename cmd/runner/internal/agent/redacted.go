@@ -29,7 +29,7 @@ var runnerFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level", "St
 // because the executor needs them to find the conversation.
 func Redacted(s *redact.Set, data any) any {
 	switch data.(type) {
-	case runner.Delta, runner.Started, events.TranscriptWritten:
+	case runner.TextDelta, runner.TurnStart, events.TranscriptWritten:
 		return data
 	}
 	data = redact.Value(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, runnerFields...)...)

@@ -26,14 +26,14 @@ func (x Turn) Retractions() []events.ApprovalRetracted {
 // Decide decides a request as a person does. The id in d is ignored.
 func (b *Bench) Decide(r events.ApprovalRequested, d events.ApprovalDecided) {
 	d.ApprovalID = runner.ApprovalID(b.Supervisor.Status().ExecutionID, b.journal.Name(), r.ApprovalID)
-	b.Supervisor.Decide(runner.Verdict{ApprovalDecided: d})
+	b.Supervisor.Decide(runner.ApprovalDecision{ApprovalDecided: d})
 }
 
 // UntilRequests reads the journal until n requests of the turn so were recorded, and returns so with these lines added.
 func (b *Bench) UntilRequests(n int, so Turn) Turn {
 	b.t.Helper()
 	for len(so.ApprovalRequests()) < n {
-		so = b.Until("approval request", func(l runner.Line) bool { return l.Type == events.ApprovalRequested{}.EventType() }, so)
+		so = b.Until("approval request", func(l runner.JournalLine) bool { return l.Type == events.ApprovalRequested{}.EventType() }, so)
 	}
 	return so
 }
@@ -44,7 +44,7 @@ func (b *Bench) EndDeciding(so Turn, decide func(events.ApprovalRequested) event
 	b.t.Helper()
 	decided := len(so.ApprovalRequests())
 	for {
-		so = b.Until("end", func(l runner.Line) bool {
+		so = b.Until("end", func(l runner.JournalLine) bool {
 			return l.Type == runner.TurnEnded || l.Type == events.ApprovalRequested{}.EventType()
 		}, so)
 		requests := so.ApprovalRequests()

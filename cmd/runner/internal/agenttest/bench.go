@@ -159,7 +159,7 @@ func Rule(text string, tools ...Tool) string {
 
 // Start sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil. change,
 // which may be nil, modifies the query first.
-func (b *Bench) Start(content string, change func(*runner.Query)) *runner.Error {
+func (b *Bench) Start(content string, change func(*runner.Query)) *runner.CommandError {
 	b.executions++
 	q := b.Query
 	q.ExecutionID, q.Content = fmt.Sprintf("exe_%d", b.executions), content
@@ -180,7 +180,7 @@ func (b *Bench) MustStart(content string, change func(*runner.Query)) Turn {
 
 // Until reads the journal up to the first line for which wanted returns true, and returns the turn so with the lines
 // that it has read added. It fails the test if no such line comes; what describes the line in the message.
-func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn {
+func (b *Bench) Until(what string, wanted func(runner.JournalLine) bool, so Turn) Turn {
 	b.t.Helper()
 	timeout := time.After(waitTimeout)
 	for {
@@ -193,7 +193,7 @@ func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn 
 			}
 			continue
 		}
-		var l runner.Line
+		var l runner.JournalLine
 		if err := json.Unmarshal(raw[0], &l); err != nil {
 			b.t.Fatal(err)
 		}
@@ -208,7 +208,7 @@ func (b *Bench) Until(what string, wanted func(runner.Line) bool, so Turn) Turn 
 // End reads the journal up to the end of the turn, and returns the turn so with the lines that it has read added.
 func (b *Bench) End(so Turn) Turn {
 	b.t.Helper()
-	return b.Until("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
+	return b.Until("end", func(l runner.JournalLine) bool { return l.Type == runner.TurnEnded }, so)
 }
 
 // Ask sends a query, reads the journal to the end of its turn, and returns the turn.
@@ -221,7 +221,7 @@ func (b *Bench) Ask(content string, change func(*runner.Query)) Turn {
 func (b *Bench) AskOK(content, want string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	x := b.Ask(content, change)
-	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, want) {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, want) {
 		b.t.Fatalf("%s: ended %+v, want a result with %q\n%s", content, e, want, x)
 	}
 	x.CheckText()
@@ -230,7 +230,7 @@ func (b *Bench) AskOK(content, want string, change func(*runner.Query)) Turn {
 
 // Turn holds the journal lines of one execution that were read so far.
 type Turn struct {
-	Lines []runner.Line
+	Lines []runner.JournalLine
 	t     testing.TB
 }
 
@@ -260,9 +260,9 @@ func All[T any](x Turn, typ events.Type) []T {
 }
 
 // Ended returns the data of the line that ends the turn. It fails the test unless there is exactly one.
-func (x Turn) Ended() runner.Ended {
+func (x Turn) Ended() runner.TurnEnd {
 	x.t.Helper()
-	all := All[runner.Ended](x, runner.TurnEnded)
+	all := All[runner.TurnEnd](x, runner.TurnEnded)
 	if len(all) != 1 {
 		x.t.Fatalf("%d ends%s", len(all), x)
 	}
@@ -270,9 +270,9 @@ func (x Turn) Ended() runner.Ended {
 }
 
 // Started returns the data of the line that starts the turn. It fails the test unless there is exactly one.
-func (x Turn) Started() runner.Started {
+func (x Turn) Started() runner.TurnStart {
 	x.t.Helper()
-	all := All[runner.Started](x, runner.AgentStarted)
+	all := All[runner.TurnStart](x, runner.AgentStarted)
 	if len(all) != 1 {
 		x.t.Fatalf("%d starts%s", len(all), x)
 	}
@@ -310,7 +310,7 @@ func (x Turn) Blocks(kind events.BlockKind) []events.Block {
 func (x Turn) CheckText() {
 	x.t.Helper()
 	streamed := map[string]string{}
-	for _, d := range All[runner.Delta](x, events.TextDelta) {
+	for _, d := range All[runner.TextDelta](x, events.TextDelta) {
 		if int(d.Offset) != len(streamed[d.BlockID]) {
 			x.t.Errorf("block %s: offset %d after %d bytes", d.BlockID, d.Offset, len(streamed[d.BlockID]))
 		}

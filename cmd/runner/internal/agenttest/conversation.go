@@ -82,7 +82,7 @@ type Confinement struct {
 }
 
 // isDelta reports whether a journal line is a text delta.
-func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
+func isDelta(l runner.JournalLine) bool { return l.Type == events.TextDelta }
 
 // sameProcess returns a function that checks that a turn was done by the warm process pid, and returns the turn.
 func sameProcess(t testing.TB, pid int) func(Turn) Turn {
@@ -152,7 +152,7 @@ func oneProcess(t *testing.T, s Subject, c Conversation, confined *Confinement) 
 	checkInterrupts(t, b, c, same)
 	for _, f := range c.Failures {
 		x := same(b.Ask(f.Query, nil))
-		if e := x.Ended(); e.Outcome != runner.Failed || e.Code != f.Code || e.Message == "" || !strings.Contains(e.Message, f.Message) {
+		if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != f.Code || e.Message == "" || !strings.Contains(e.Message, f.Message) {
 			t.Errorf("%s: ended %+v, want %s with %q%s", f.Query, e, f.Code, f.Message, x)
 		}
 	}
@@ -247,16 +247,16 @@ func Interrupt(t testing.TB, b *Bench, content string, when When, same func(Turn
 	x := b.MustStart(content, nil)
 	switch when {
 	case AtStart:
-		x = b.Until("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, x)
+		x = b.Until("start", func(l runner.JournalLine) bool { return l.Type == runner.AgentStarted }, x)
 	case OnTool:
-		x = b.Until("decision", func(l runner.Line) bool { return l.Type == "permission_decided" }, x)
+		x = b.Until("decision", func(l runner.JournalLine) bool { return l.Type == "permission_decided" }, x)
 		await(t, "the command does not begin", func() bool { return isSleeping(t, b) })
 	default:
 		x = b.Until("text", isDelta, x)
 	}
 	b.Supervisor.Interrupt()
 	x = same(b.End(x))
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("%s: ended %+v%s", content, e, x)
 	}
 	x.CheckText()
@@ -346,7 +346,7 @@ func interruptAtOnce(t *testing.T, s Subject) {
 	b := NewBench(t, s)
 	x := b.MustStart("talk for ever", nil)
 	b.Supervisor.Interrupt()
-	if e := b.End(x).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.End(x).Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v", e)
 	}
 	b.AskOK("hello after the interrupt", "hello after the interrupt", nil)
@@ -402,7 +402,7 @@ func resume(t *testing.T, s Subject, r Resume) {
 	x := b.Until("text", isDelta, b.MustStart("talk for ever", nil))
 	kill()
 	x = b.End(x)
-	if e := x.Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" {
+	if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_EXITED" {
 		t.Errorf("ended %+v", e)
 	}
 	if cut := x.Blocks(events.KindAssistantText); len(cut) != 1 || cut[0].Status != events.StatusError || cut[0].Content == "" {

@@ -101,7 +101,7 @@ func checkFork(t *testing.T, s Subject, f Fork) {
 	t.Run("again after a kill", func(t *testing.T) {
 		t.Parallel()
 		b, c := newBench(t), cases[f.AfterKill]
-		x := b.Until("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStart("talk for ever", query(c)))
+		x := b.Until("session", func(l runner.JournalLine) bool { return l.Type == "transcript_written" }, b.MustStart("talk for ever", query(c)))
 		own := x.Written().AgentSessionID
 		if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -188,7 +188,7 @@ func checkProvided(t *testing.T, s Subject, p Provided) {
 		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}
 	}
 
-	x := b.Until("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStart("talk for ever", query))
+	x := b.Until("session", func(l runner.JournalLine) bool { return l.Type == "transcript_written" }, b.MustStart("talk for ever", query))
 	if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func (c Choice) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	}
 	lines := j.Lines()
 	c.Decision.ApprovalID = runner.ApprovalID(lines[len(lines)-1].ExecutionID, j.Name(), requests[c.Request].ApprovalID)
-	turn.Verdict(runner.Verdict{ApprovalDecided: c.Decision})
+	turn.Verdict(runner.ApprovalDecision{ApprovalDecided: c.Decision})
 }
 
 // requestsIn returns the approval requests of the last turn in j.
@@ -151,7 +151,7 @@ func replayDisorder(t *testing.T, s Subject, g Goldens) {
 				}
 			}
 		}
-		turn.End(runner.Ended{Outcome: runner.Killed})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 		CheckJournal(t, journal.Lines())
 		if t.Failed() {
 			t.Fatalf("with %s", path)
@@ -194,7 +194,7 @@ func (g Goldens) load(t testing.TB, path string, place agent.Folders) []Step {
 }
 
 // replay performs the steps of a recording on a new session. It returns the journal, and the values that were sent to stdin.
-func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runner.Line, []json.RawMessage) {
+func (g Goldens) replay(t testing.TB, place agent.Folders, steps []Step) ([]runner.JournalLine, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
@@ -257,7 +257,7 @@ func encodeLines[T any](t testing.TB, values []T) []byte {
 
 // CompareJournal compares a journal with a golden file. stable returns the text of the journal with fixed values in
 // place of values that differ in every run.
-func CompareJournal(t testing.TB, path string, journal []runner.Line, stable func(text []byte) []byte) {
+func CompareJournal(t testing.TB, path string, journal []runner.JournalLine, stable func(text []byte) []byte) {
 	t.Helper()
 	Compare(t, path, stable(encodeLines(t, journal)))
 }

@@ -32,7 +32,7 @@ type report struct {
 	Type       events.Type        `json:"type,omitempty"`
 	Data       json.RawMessage    `json:"data,omitempty"`
 	Permission *permissionRequest `json:"permission,omitempty"`
-	Ended      *runner.Ended      `json:"ended,omitempty"`
+	Ended      *runner.TurnEnd    `json:"ended,omitempty"`
 }
 
 // Record receives what the loop does.

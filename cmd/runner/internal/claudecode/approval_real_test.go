@@ -282,7 +282,7 @@ func realTwoAtOnce(t *testing.T) {
 	b.Decide(r[1], events.ApprovalDecided{Decision: events.DecisionReject, Comment: "NOT-THIS-ONE"})
 	b.Decide(r[0], approval)
 	x = b.End(x)
-	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, "ONE") || strings.Contains(e.Result, "TWO") || !strings.Contains(e.Result, "NOT-THIS-ONE") {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, "ONE") || strings.Contains(e.Result, "TWO") || !strings.Contains(e.Result, "NOT-THIS-ONE") {
 		t.Errorf("ended %+v%s", e, x)
 	}
 	if got := x.Resolutions(); len(got) != 2 || got[0].ApprovalID != r[1].ApprovalID || got[0].Outcome != events.OutcomeRejected || got[1].Outcome != events.OutcomeApproved {
@@ -295,7 +295,7 @@ func realInterruptWaiting(t *testing.T) {
 	x := b.UntilRequests(1, b.MustStart("wait for me", asked))
 	b.Supervisor.Interrupt()
 	x = b.End(x)
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("ended %+v%s", e, x)
 	}
 	if r := x.Retractions(); len(r) != 1 || r[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.Resolutions()) != 0 {
@@ -316,7 +316,7 @@ func realKilledWaiting(t *testing.T) {
 	first := b.UntilRequests(1, b.MustStart("wait for me", asked))
 	b.Supervisor.Kill(t.Context())
 	first = b.End(first)
-	if e := first.Ended(); e.Outcome != runner.Killed || len(first.Retractions()) != 1 || len(first.Resolutions()) != 0 {
+	if e := first.Ended(); e.Outcome != runner.OutcomeKilled || len(first.Retractions()) != 1 || len(first.Resolutions()) != 0 {
 		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, first.Retractions(), first.Resolutions())
 	}
 	again := func(attempt uint32) func(*runner.Query) {
@@ -334,7 +334,7 @@ func realKilledWaiting(t *testing.T) {
 		t.Fatal("a call that nobody approved was run")
 	}
 	third := b.AskDeciding("wait for me", again(3), approve)
-	if r := third.ApprovalRequests(); len(r) != 1 || third.Ended().Outcome != runner.Completed || r[0].ApprovalID == first.ApprovalRequests()[0].ApprovalID {
+	if r := third.ApprovalRequests(); len(r) != 1 || third.Ended().Outcome != runner.OutcomeCompleted || r[0].ApprovalID == first.ApprovalRequests()[0].ApprovalID {
 		t.Errorf("requests %+v%s", r, third)
 	}
 	b.File("ran")

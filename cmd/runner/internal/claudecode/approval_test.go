@@ -83,7 +83,7 @@ func (st *stage) decide(n int, d events.ApprovalDecided) {
 	st.t.Helper()
 	requests := of[events.ApprovalRequested](st, "approval_requested")
 	d.ApprovalID = runner.ApprovalID("exe_1", st.journal.Name(), requests[n].ApprovalID)
-	st.turn.Verdict(runner.Verdict{ApprovalDecided: d})
+	st.turn.Verdict(runner.ApprovalDecision{ApprovalDecided: d})
 }
 
 func TestRequests_AreAnsweredWhenTheyEndWithoutADecision(t *testing.T) {

@@ -44,7 +44,7 @@ func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
 		return codedError{err, exitNotFound}
-	case errors.Is(err, sandbox.ErrOutside):
+	case errors.Is(err, sandbox.ErrOutsideWorkspace):
 		return codedError{err, exitOutside}
 	case errors.Is(err, fs.ErrPermission):
 		return codedError{err, exitPermission}

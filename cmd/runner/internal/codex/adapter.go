@@ -233,7 +233,7 @@ func lookup(l agent.Launch) (string, error) {
 			return codexcli.Native(at), nil
 		}
 	}
-	return "", &runner.Error{
+	return "", &runner.CommandError{
 		Code:    "AGENT_NOT_FOUND",
 		Message: "Codex is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
 	}

@@ -401,7 +401,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	case "thread/inject_items", "thread/backgroundTerminals/list", "thread/backgroundTerminals/terminate":
 		s.logf(t, "warn", "%v", err)
 	case "turn/start":
-		s.end(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.end(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	default: // initialize, thread/start: there will be no thread
 		s.fail(err, t)
 	}
@@ -411,7 +411,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 func (s *session) fail(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
-		s.end(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.end(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	}
 }
 

@@ -62,7 +62,7 @@ func (j *Journal) NewBlockID() string {
 }
 
 // SetPace limits the rate of the lines that are appended from now on.
-func (j *Journal) SetPace(p runner.Pace) {
+func (j *Journal) SetPace(p runner.OutputRate) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pace = newPace(p, time.Now())
@@ -79,7 +79,7 @@ func (j *Journal) Slowed() bool {
 
 // Append numbers the line and keeps it. It blocks while the journal is full, or is filled faster than its pace. When
 // ctx ends it keeps the line beyond the limit.
-func (j *Journal) Append(ctx context.Context, l runner.Line) {
+func (j *Journal) Append(ctx context.Context, l runner.JournalLine) {
 	j.Room(ctx)
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -167,7 +167,7 @@ func (j *Journal) wake() {
 
 // encode encodes a line. It cannot fail for data that is JSON, as agent.Turn makes it. If the data is not JSON, the
 // line holds the error, so that no line is lost.
-func encode(l runner.Line) []byte {
+func encode(l runner.JournalLine) []byte {
 	raw, err := marshal(l)
 	if err == nil {
 		return raw

@@ -7,14 +7,14 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// pace determines how long a line has to wait so that the journal keeps to a runner.Pace. The zero value has no limit.
+// pace determines how long a line has to wait so that the journal keeps to a runner.OutputRate. The zero value has no limit.
 type pace struct {
 	events, bytes    bucket
 	slowed, reported bool
 }
 
-// newPace returns a pace that allows a full burst, runner.PaceBurst, at first.
-func newPace(p runner.Pace, now time.Time) pace {
+// newPace returns a pace that allows a full burst, runner.OutputBurst, at first.
+func newPace(p runner.OutputRate, now time.Time) pace {
 	return pace{events: newBucket(p.EventsPerSecond, now), bytes: newBucket(p.BytesPerSecond, now)}
 }
 
@@ -48,7 +48,7 @@ func newBucket(rate uint32, now time.Time) bucket {
 }
 
 // burst returns the number of tokens of a full bucket.
-func (b *bucket) burst() float64 { return b.rate * runner.PaceBurst.Seconds() }
+func (b *bucket) burst() float64 { return b.rate * runner.OutputBurst.Seconds() }
 
 // wait refills the bucket for the time that has passed, and returns how long the next line has to wait.
 func (b *bucket) wait(now time.Time) time.Duration {

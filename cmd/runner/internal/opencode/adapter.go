@@ -50,7 +50,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	name := model(l)
 	if name == "" {
-		return agent.Command{}, &runner.Error{
+		return agent.Command{}, &runner.CommandError{
 			Code: "INVALID_COMMAND", Message: "query.model is empty: OpenCode needs the name of a model, there or in OPENAI_MODEL",
 		}
 	}
@@ -106,9 +106,9 @@ const forkVariable = "SPOOL_AGENT_FORK"
 
 // missingCLIError returns the error for a missing CLI, with the remedy.
 func missingCLIError(err error) error {
-	var refusal *runner.Error
+	var refusal *runner.CommandError
 	if errors.As(err, &refusal) && refusal.Code == "AGENT_NOT_FOUND" {
-		return &runner.Error{
+		return &runner.CommandError{
 			Code:    refusal.Code,
 			Message: "OpenCode is not installed: no program `" + program + "` on the sandbox's PATH; install it with `npm i -g opencode-ai`",
 		}

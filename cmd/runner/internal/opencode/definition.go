@@ -26,7 +26,7 @@ func checkTools(l agent.Launch) error {
 	check := func(field string, names []string) error {
 		for i, name := range names {
 			if !toolName.MatchString(name) {
-				return &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("%s[%d]: %q is not a tool's name", field, i, name)}
+				return &runner.CommandError{Code: "INVALID_COMMAND", Message: fmt.Sprintf("%s[%d]: %q is not a tool's name", field, i, name)}
 			}
 		}
 		return nil

@@ -12,7 +12,7 @@ import (
 
 // join replaces the MCP servers of type docker in a query by commands that connect to them, which the agent starts like
 // MCP servers of type stdio. So adapters need not support containers.
-func join(q *runner.Query, executable string) *runner.Error {
+func join(q *runner.Query, executable string) *runner.CommandError {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {
 		if s.Type != events.MCPDocker {

@@ -61,7 +61,7 @@ func (c *Config) validate() error {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	settings.Default(&c.Limits)
+	settings.SetDefaults(&c.Limits)
 	for name, limit := range map[string]time.Duration{
 		"silence-warn": c.SilenceWarn, "silence-kill": c.SilenceKill, "mute-kill": c.MuteKill, "term-grace": c.TermGrace,
 	} {
@@ -123,12 +123,12 @@ type run struct {
 	decided chan struct{} // signalled after a verdict was added
 
 	mu          sync.Mutex
-	verdicts    []runner.Verdict // decisions that the run has not applied yet
-	session     agent.Session    // set once the query was sent
+	verdicts    []runner.ApprovalDecision // decisions that the run has not applied yet
+	session     agent.Session             // set once the query was sent
 	interrupted bool
-	exhausted   *runner.Ended // the end of a run that was killed because of a resource; nil if the kill was requested
-	oomBefore   uint64        // processes that the kernel ended for lack of memory before the run
-	oomTold     uint64        // number of those that were reported already
+	exhausted   *runner.TurnEnd // the end of a run that was killed because of a resource; nil if the kill was requested
+	oomBefore   uint64          // processes that the kernel ended for lack of memory before the run
+	oomTold     uint64          // number of those that were reported already
 }
 
 // New checks the configuration and returns a Supervisor, which does nothing until Run is called.
@@ -141,7 +141,7 @@ func New(cfg Config) (*Supervisor, error) {
 
 // Start accepts a query, which Run then runs. The same execution and attempt again has no effect, also after it has
 // ended.
-func (s *Supervisor) Start(q runner.Query) *runner.Error {
+func (s *Supervisor) Start(q runner.Query) *runner.CommandError {
 	r, refusal := s.prepareStart(q)
 	if refusal != nil {
 		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
@@ -155,9 +155,9 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	case refusal != nil:
 		return refusal
 	case s.closed:
-		return &runner.Error{Code: "INTERNAL", Message: "the runner is shutting down"}
+		return &runner.CommandError{Code: "INTERNAL", Message: "the runner is shutting down"}
 	case s.active != nil:
-		return &runner.Error{Code: "BUSY", Message: fmt.Sprintf("execution %s runs; one at a time", s.active.query.ExecutionID)}
+		return &runner.CommandError{Code: "BUSY", Message: fmt.Sprintf("execution %s runs; one at a time", s.active.query.ExecutionID)}
 	}
 	s.seen[key] = true
 	s.active = r
@@ -166,7 +166,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 }
 
 // prepareStart validates a query with which an execution begins, and prepares its run.
-func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
+func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.CommandError) {
 	switch {
 	case q.ExecutionID == "":
 		return nil, invalid("query.executionId is empty")
@@ -177,14 +177,14 @@ func (s *Supervisor) prepareStart(q runner.Query) (*run, *runner.Error) {
 	}
 	if s.cfg.Disk != nil {
 		if message, over := s.cfg.Disk.Over(); over {
-			return nil, &runner.Error{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
+			return nil, &runner.CommandError{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
 		}
 	}
 	return s.prepare(q)
 }
 
 // prepare fills a query from the profile, asks the adapter for the command of the agent's process, and returns the run.
-func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
+func (s *Supervisor) prepare(q runner.Query) (*run, *runner.CommandError) {
 	if q.Fork != nil && q.Resume == "" {
 		return nil, invalid("query.fork: query.resume is empty")
 	}
@@ -201,11 +201,11 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	}
 	adapter, ok := s.cfg.Adapters[q.Architecture]
 	if !ok {
-		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
+		return nil, &runner.CommandError{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, names(s.cfg.Adapters))}
 	}
 	p, err := profile.Load(s.cfg.Folders.State)
 	if err != nil {
-		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
+		return nil, &runner.CommandError{Code: "INTERNAL", Message: err.Error()}
 	}
 	p.Fill(&q)
 	if refusal := join(&q, s.cfg.Executable); refusal != nil {
@@ -228,11 +228,11 @@ func (s *Supervisor) prepare(q runner.Query) (*run, *runner.Error) {
 	command, err := adapter.Command(launch)
 	command.Files = slices.Concat(command.Files, trusted)
 	if err != nil {
-		var refusal *runner.Error
+		var refusal *runner.CommandError
 		if errors.As(err, &refusal) {
 			return nil, refusal
 		}
-		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
+		return nil, &runner.CommandError{Code: "INTERNAL", Message: err.Error()}
 	}
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
 	if err != nil {
@@ -262,7 +262,7 @@ func (s *Supervisor) Interrupt() {
 
 // Decide passes the decision on an approval request to the turn that runs. It does nothing if no turn is running. The
 // decision may arrive several times.
-func (s *Supervisor) Decide(v runner.Verdict) {
+func (s *Supervisor) Decide(v runner.ApprovalDecision) {
 	s.mu.Lock()
 	r := s.active
 	s.mu.Unlock()
@@ -279,7 +279,7 @@ func (s *Supervisor) Decide(v runner.Verdict) {
 }
 
 // takeVerdicts returns the decisions that have arrived.
-func (r *run) takeVerdicts() []runner.Verdict {
+func (r *run) takeVerdicts() []runner.ApprovalDecision {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.verdicts
@@ -345,6 +345,6 @@ func (s *Supervisor) Status() runner.Status {
 	return st
 }
 
-func invalid(message string) *runner.Error {
-	return &runner.Error{Code: "INVALID_COMMAND", Message: message}
+func invalid(message string) *runner.CommandError {
+	return &runner.CommandError{Code: "INVALID_COMMAND", Message: message}
 }

@@ -134,7 +134,7 @@ func (s *Supervisor) runTurn(ctx context.Context, r *run, resume *agentSessions)
 	}
 	s.flush() // earlier changes do not belong to this turn
 	s.cfg.Journal.SetPace(r.query.Pace)
-	defer s.cfg.Journal.SetPace(runner.Pace{})
+	defer s.cfg.Journal.SetPace(runner.OutputRate{})
 	s.countKilled(r)
 	t := s.converse(r)
 	if id := t.AgentSession(); id != "" {
@@ -154,7 +154,7 @@ func (s *Supervisor) newTurn(r *run) *agent.Turn {
 }
 
 // start journals the first line of the run.
-func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.Started) {
+func (s *Supervisor) start(r *run, t *agent.Turn, begun runner.TurnStart) {
 	t.Start(begun)
 	s.record(r)
 }
@@ -177,7 +177,7 @@ func (s *Supervisor) converse(r *run) *agent.Turn {
 	}
 	s.hide(redact.New(r.query.Redact...))
 	t := s.newTurn(r)
-	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
+	begun := runner.TurnStart{Attempt: r.query.Attempt, Policy: r.query.Policy}
 	if r.killed.Err() != nil {
 		s.start(r, t, begun)
 		s.endKilled(r, t, "ended before the agent was started")
@@ -213,7 +213,7 @@ func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 	if err := launchfiles.Write(s.cfg.Folders.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLine)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLineLength)
 	if err != nil {
 		return nil, err
 	}
@@ -232,8 +232,8 @@ func (s *Supervisor) launch(r *run) (*warmProcess, error) {
 }
 
 // cannotStart returns the end of a turn whose process could not be started.
-func cannotStart(err error) runner.Ended {
-	var refusal *runner.Error
+func cannotStart(err error) runner.TurnEnd {
+	var refusal *runner.CommandError
 	switch {
 	case errors.As(err, &refusal):
 		return failedEnd(refusal.Code, refusal.Message)
@@ -274,7 +274,7 @@ func (s *Supervisor) tryWarmProcess(r *run, w *warmProcess, t *agent.Turn) (firs
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
 		return first, warmMute
 	}
-	s.start(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
+	s.start(r, t, runner.TurnStart{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
 	return first, warmTaken
 }
 
@@ -354,7 +354,7 @@ func (s *Supervisor) follow(r *run, w *warmProcess, t *agent.Turn, first *proces
 // codeOutputSlowed is the code of the error event for an agent whose output is faster than its pace allows.
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
-func slowedMessage(p runner.Pace) string {
+func slowedMessage(p runner.OutputRate) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
@@ -364,7 +364,7 @@ func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 	exhausted := r.exhausted
 	r.mu.Unlock()
 	if exhausted == nil {
-		s.abandon(t, runner.Ended{Outcome: runner.Killed, Message: message})
+		s.abandon(t, runner.TurnEnd{Outcome: runner.OutcomeKilled, Message: message})
 		return
 	}
 	t.Emit(events.MainConversation, events.Error{Code: exhausted.Code, Message: exhausted.Message})
@@ -373,9 +373,9 @@ func (s *Supervisor) endKilled(r *run, t *agent.Turn, message string) {
 
 // abandon ends the agent's process and then the turn, so that no process of the turn runs when its end is in the
 // journal.
-func (s *Supervisor) abandon(t *agent.Turn, e runner.Ended) { s.abandonWithin(s.cfg.TermGrace, t, e) }
+func (s *Supervisor) abandon(t *agent.Turn, e runner.TurnEnd) { s.abandonWithin(s.cfg.TermGrace, t, e) }
 
-func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
+func (s *Supervisor) abandonWithin(grace time.Duration, t *agent.Turn, e runner.TurnEnd) {
 	if t.Waiting() {
 		grace = 0 // the end of its stdin would be a denial for the agent
 	}
@@ -401,7 +401,7 @@ func (s *Supervisor) endExited(r *run, w *warmProcess, t *agent.Turn) {
 	case w.proc.KilledBySystem() && s.killedForMemory(r):
 		s.abandon(t, failedEnd(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
-		s.abandon(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
+		s.abandon(t, runner.TurnEnd{Outcome: runner.OutcomeInterrupted, Message: message})
 	default:
 		s.abandon(t, failedEnd("AGENT_EXITED", message))
 	}
@@ -422,7 +422,7 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	case line.Cut():
 		t.Emit(events.MainConversation, events.Error{
 			Code:    "LINE_TOO_LONG",
-			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, quoted()),
+			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLineLength, quoted()),
 		})
 	case len(bytes.TrimSpace(line.Data)) == 0:
 	case line.Stream == process.Stderr:
@@ -436,8 +436,8 @@ func (s *Supervisor) feed(w *warmProcess, t *agent.Turn, line process.Line) {
 	}
 }
 
-func failedEnd(code, message string) runner.Ended {
-	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
+func failedEnd(code, message string) runner.TurnEnd {
+	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: code, Message: message}
 }
 
 func millis(d time.Duration) uint32 { return uint32(d.Milliseconds()) } //nolint:gosec // minutes

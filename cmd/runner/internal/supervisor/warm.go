@@ -11,19 +11,19 @@ import (
 // warmUp is a request to Supervisor.Run to start the process of an agent without a query.
 type warmUp struct {
 	run    *run
-	answer chan *runner.Error
+	answer chan *runner.CommandError
 }
 
 // Warm starts the agent's process for queries like q, so that the next query finds it running. q needs no execution and
 // no content and, in a sandbox of the warm pool, no session. Warm returns when the process was started and the agent's
 // session was opened. It does nothing if the agent's process is alive.
-func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
+func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.CommandError {
 	r, refusal := s.prepare(q)
 	if refusal != nil {
 		refusal.Message = redact.New(q.Redact...).String(refusal.Message)
 		return refusal
 	}
-	m := warmUp{r, make(chan *runner.Error, 1)}
+	m := warmUp{r, make(chan *runner.CommandError, 1)}
 	if !s.requestWarmUp(m) {
 		r.kill()
 		return nil
@@ -32,7 +32,7 @@ func (s *Supervisor) Warm(ctx context.Context, q runner.Query) *runner.Error {
 	case refusal := <-m.answer:
 		return refusal
 	case <-ctx.Done():
-		return &runner.Error{Code: "INTERNAL", Message: "the runner did not finish it: " + ctx.Err().Error()}
+		return &runner.CommandError{Code: "INTERNAL", Message: "the runner did not finish it: " + ctx.Err().Error()}
 	}
 }
 
@@ -61,7 +61,7 @@ func (s *Supervisor) dropWarmUp() {
 	}
 }
 
-func (s *Supervisor) warmUp(r *run, resume *agentSessions) *runner.Error {
+func (s *Supervisor) warmUp(r *run, resume *agentSessions) *runner.CommandError {
 	defer r.kill() // releases its context
 	if s.current() != nil {
 		return nil
@@ -71,12 +71,12 @@ func (s *Supervisor) warmUp(r *run, resume *agentSessions) *runner.Error {
 	}
 	s.hide(redact.New(r.query.Redact...))
 	if _, err := s.launch(r); err != nil {
-		var refusal *runner.Error
+		var refusal *runner.CommandError
 		if errors.As(err, &refusal) {
 			return refusal
 		}
 		e := cannotStart(err)
-		return &runner.Error{Code: e.Code, Message: e.Message}
+		return &runner.CommandError{Code: e.Code, Message: e.Message}
 	}
 	return nil
 }

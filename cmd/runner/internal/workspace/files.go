@@ -42,12 +42,12 @@ func local(name string) (string, error) {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: is empty or has a NUL: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return "", &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutsideWorkspace}
 	}
 	return clean, nil
 }
 
-// wrapError wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutside or another error.
+// wrapError wraps an error of os.Root in sandbox.ErrNotFound, sandbox.ErrOutsideWorkspace or another error.
 func wrapError(name string, err error) error {
 	switch {
 	case err == nil:
@@ -55,7 +55,7 @@ func wrapError(name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return &fault{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
 	case isEscape(err):
-		return &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return &fault{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutsideWorkspace}
 	}
 	return fmt.Errorf("path %q: %w", name, err)
 }

@@ -20,7 +20,7 @@ var names = []string{"/mnt/workspace", "/workspace"}
 
 // Workspace is an open folder. Its paths are relative to it, or absolute and begin with the folder's own path,
 // /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error that wraps
-// sandbox.ErrOutside.
+// sandbox.ErrOutsideWorkspace.
 type Workspace struct {
 	root     *os.Root
 	prefixes []string
@@ -59,11 +59,11 @@ func (w *Workspace) Rel(path string) (string, error) {
 	if filepath.IsAbs(rel) {
 		var ok bool
 		if rel, ok = w.cutPrefix(rel); !ok {
-			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 		}
 	}
 	if !filepath.IsLocal(rel) {
-		return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+		return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 	}
 	// Links in the existing part of the path are followed; a part that does not exist yet cannot lead out.
 	for at := rel; ; at = filepath.Dir(at) {
@@ -73,10 +73,10 @@ func (w *Workspace) Rel(path string) (string, error) {
 			return rel, nil
 		case errors.Is(err, fs.ErrNotExist) && at != ".":
 			if target, linkErr := w.root.Readlink(at); linkErr == nil && filepath.IsAbs(target) {
-				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 			}
 		case isEscape(err):
-			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 		default:
 			return "", fmt.Errorf("path %s: %w", path, err)
 		}
@@ -109,7 +109,7 @@ func isEscape(err error) bool {
 }
 
 // Outside reports whether an operation on Root failed because the path leaves the workspace.
-func Outside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscape(err) }
+func Outside(err error) bool { return errors.Is(err, sandbox.ErrOutsideWorkspace) || isEscape(err) }
 
 // Inside returns the path relative to the workspace dir, as Workspace.Rel does.
 func Inside(dir, path string) (string, error) {

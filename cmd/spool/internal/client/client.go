@@ -160,7 +160,7 @@ type attempts struct {
 	pauses *retry.Pauses
 }
 
-func newAttempts() *attempts { return &attempts{retries, retry.Doubling(firstWait, maxWait)} }
+func newAttempts() *attempts { return &attempts{retries, retry.NewDoubling(firstWait, maxWait)} }
 
 // wait blocks until the attempt after err, at least for as long as the server's Retry-After, up to maxWait. It returns err if
 // there is no further attempt, and the error of ctx if ctx ends first.

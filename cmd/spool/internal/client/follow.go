@@ -95,7 +95,7 @@ func (e *holeError) Error() string {
 }
 
 func (f *follower) run(ctx context.Context) error {
-	since, pauses := time.Now(), retry.Doubling(firstWait, maxWait)
+	since, pauses := time.Now(), retry.NewDoubling(firstWait, maxWait)
 	for {
 		before := f.yielded
 		joined, err := f.connection(ctx)

@@ -29,7 +29,7 @@ func TestProvisionDatabase_CreatesRoles(t *testing.T) {
 		{"new", append([]string{"--admin-url", url}, passwords...), ExitDone, made, ""},
 		{"again", append([]string{"--admin-url", url}, passwords...), ExitDone, made, ""},
 		{"as JSON", append([]string{"--json", "--admin-url", url}, passwords...), ExitDone, `{"database":"spool","roles":["spool_projector","spool_gateway"]}` + "\n", ""},
-		{"as another role", append([]string{"--admin-url", readmodeltest.As(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: use a superuser"},
+		{"as another role", append([]string{"--admin-url", readmodeltest.URLForRole(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: use a superuser"},
 		{"nobody answers", append([]string{"--admin-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, passwords...), ExitFailed, "", "create the roles: "},
 	} {
 		got := spool(t, world(t), append([]string{"provision-database"}, c.args...)...)

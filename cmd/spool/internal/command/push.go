@@ -199,7 +199,7 @@ func (c *skillsPush) pack(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := skill.Pack(dir, f, strings.Join(c.Ignore, "\n")); err != nil {
+	if err := skill.PackFolder(dir, f, strings.Join(c.Ignore, "\n")); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil

@@ -15,7 +15,7 @@ import (
 // defaultURL returns the default address of `spool up`.
 func defaultURL() string {
 	var cfg gateway.Config
-	settings.Default(&cfg)
+	settings.SetDefaults(&cfg)
 	return "http://" + cfg.Listen
 }
 

@@ -180,7 +180,7 @@ func pull(ctx context.Context, cl *client.Client, ref events.Reference, to strin
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(zip, io.LimitReader(from, skill.MaxPacked+1))
+	n, err := io.Copy(zip, io.LimitReader(from, skill.MaxPackedSize+1))
 	if err = errors.Join(err, from.Close()); err != nil {
 		return err
 	}

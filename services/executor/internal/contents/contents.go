@@ -111,7 +111,7 @@ func (m *Mover) Apply(ctx context.Context, l *eventlog.Loaded, box sandbox.Sandb
 	for _, e := range list {
 		n, path, err := m.change(ctx, box, e, fence)
 		switch {
-		case errors.Is(err, ErrRefused), errors.Is(err, sandbox.ErrOutside):
+		case errors.Is(err, ErrRefused), errors.Is(err, sandbox.ErrOutsideWorkspace):
 			refused = append(refused, fmt.Sprintf("%s: %v", path, err))
 		case err != nil:
 			return nil, fmt.Errorf("put %s into the workspace: %w", path, err)

@@ -34,7 +34,7 @@ var errTooSlow = errors.New("the time limit was reached")
 
 // install runs the installers in a sandbox that fills a layer. Processes that a package's script leaves running end
 // with the sandbox.
-func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
+func (p *Provider) install(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.LayerPackages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
 	defer cancel()

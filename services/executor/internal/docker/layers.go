@@ -43,12 +43,12 @@ func (p *Provider) layerName(digest string) string { return layerPrefix + p.cfg.
 // layerVolumePrefix returns the prefix of the names of the volumes in which the layer of a digest is being created.
 func (p *Provider) layerVolumePrefix(digest string) string { return p.layerName(digest[:16]) + "-" }
 
-var _ sandbox.Layerer = (*Provider)(nil)
+var _ sandbox.LayerCreator = (*Provider)(nil)
 
 // Layer returns the name of the volume with the packages. If there is none, Layer installs the packages into a new volume
 // with a random name, in a sandbox with the hardening and the limits of any other. Once the volume is complete, Layer
 // records on the engine that it is the layer. Among several executors the name of a helper container is the lock.
-func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (p *Provider) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	pic, err := p.image(ctx, fieldImage, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {
 		return "", err
@@ -111,7 +111,7 @@ func (p *Provider) touch(ctx context.Context, digest string) error {
 
 // makeLayer creates the layer of a digest and returns its volume. If another executor creates it at the same time, makeLayer waits for that
 // and returns that volume.
-func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.LayerBuilder) (is string, err error) {
+func (p *Provider) makeLayer(ctx context.Context, digest, image string, want sandbox.LayerPackages, use sandbox.LayerBuilder) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
 		return "", err

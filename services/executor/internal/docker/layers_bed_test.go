@@ -182,11 +182,11 @@ func (b *layerBed) volumes() (names []string) {
 }
 
 // want returns the packages for dependencies.
-func want(t testing.TB, d events.Dependencies) sandbox.Packages {
+func want(t testing.TB, d events.Dependencies) sandbox.LayerPackages {
 	t.Helper()
 	set, err := dependency.Parse(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sandbox.Packages{PackageSet: set}
+	return sandbox.LayerPackages{PackageSet: set}
 }

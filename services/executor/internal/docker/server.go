@@ -150,7 +150,7 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 
 // Serve starts the n-th MCP server of a sandbox, counted from 0, unless it runs already, and returns the path of its socket below the folder
 // of sockets in the sandbox.
-func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.MCPServer) (string, error) {
 	box, err := p.find(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("serve: %w", err)
@@ -173,12 +173,12 @@ func (p *Provider) Serve(ctx context.Context, id string, n int, s sandbox.Server
 			return "", ctx.Err()
 		}
 	}
-	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
+	return "", guest.WithCode(sandbox.CodeMCPServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
 // serverSocket returns the socket of a running MCP server, or "" if there is none. It removes a server that has ended,
 // or that was created from another definition.
-func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.MCPServer) (string, error) {
 	list, err := p.servers(ctx, id)
 	if err != nil {
 		return "", err
@@ -203,7 +203,7 @@ func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox
 }
 
 // serverLabel returns a label with a server's number and definition.
-func serverLabel(n int, s sandbox.Server) string {
+func serverLabel(n int, s sandbox.MCPServer) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
 		raw = []byte(s.Image) // strings always marshal
@@ -214,7 +214,7 @@ func serverLabel(n int, s sandbox.Server) string {
 
 // makeServer creates the container of the n-th server and returns the name of its socket. The error wraps errVanished if another attempt may
 // succeed.
-func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
+func (p *Provider) makeServer(ctx context.Context, box listedSandbox, n int, s sandbox.MCPServer) (string, error) {
 	pic, err := p.image(ctx, "", s.Image)
 	if err != nil {
 		return "", err
@@ -304,7 +304,7 @@ func (p *Provider) awaitServerReady(ctx context.Context, id, containerID, socket
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}
-	return guest.WithCode(sandbox.CodeServerFailed, "its container does not become ready; its log ends with: "+said, nil)
+	return guest.WithCode(sandbox.CodeMCPServerFailed, "its container does not become ready; its log ends with: "+said, nil)
 }
 
 // isRoot reports whether an image's user is root, by number or name.
@@ -314,7 +314,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile returns the configuration of a server's container.
-func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.MCPServer, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.processors(ctx)
 	if err != nil {

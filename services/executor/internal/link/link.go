@@ -134,7 +134,7 @@ func (l *Link) seal(ctx context.Context, secret string, attach runner.Attach) (e
 			kill()
 		}
 	}()
-	conn, err := runner.Seal(secret, l.proc.Stdout(), l.proc.Stdin())
+	conn, err := runner.OpenSealedStream(secret, l.proc.Stdout(), l.proc.Stdin())
 	if err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
 // Next returns the next item, and false if there is none yet.
 func (l *Link) Next() (Item, bool) { return l.lines.pop() }
 
-// Call sends a command and waits for its reply. If the runner refuses the command, the error is a *runner.Error, or
+// Call sends a command and waits for its reply. If the runner refuses the command, the error is a *runner.CommandError, or
 // ErrFenced.
 func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error) {
 	l.mu.Lock()
@@ -326,7 +326,7 @@ func (l *Link) read(hello chan<- runner.Hello) {
 			l.log.Debug("wait for the attached stream", "error", err, "code", code)
 		}
 	}()
-	lines := newLineReader(l.from, runner.MaxLine, firstBuffer)
+	lines := newLineReader(l.from, runner.MaxLineLength, firstBuffer)
 	for {
 		raw, cut, err := lines.readLine()
 		if len(raw) > 0 && !l.take(raw, cut, hello) {
@@ -351,7 +351,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		bad = err != nil
 	}
 	if bad {
-		return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept), TooLong: cut}, len(raw))
+		return l.lines.push(Item{Garbage: truncate.ValidText(string(raw), garbageKept), TooLong: cut}, len(raw))
 	}
 	switch {
 	case m.Hello != nil:
@@ -367,7 +367,7 @@ func (l *Link) take(raw []byte, cut bool, hello chan<- runner.Hello) bool {
 		l.came.Add(int64(len(raw)))
 		return l.lines.push(Item{Line: m.Line}, len(raw))
 	}
-	return l.lines.push(Item{Garbage: truncate.Valid(string(raw), garbageKept)}, len(raw))
+	return l.lines.push(Item{Garbage: truncate.ValidText(string(raw), garbageKept)}, len(raw))
 }
 
 func (l *Link) reply(r runner.Reply) {

@@ -10,16 +10,16 @@ import (
 
 // queueBytes is the size in bytes of the journal lines that a queue holds. While it is full, no further lines are read
 // from the runner.
-const queueBytes = 2 * runner.MaxLine
+const queueBytes = 2 * runner.MaxLineLength
 
 // garbageKept is the number of bytes at the beginning of an unreadable line that Item.Garbage has.
 const garbageKept = 2 << 10
 
 // Item is a journal line of the runner, or the beginning of a line that could not be decoded.
 type Item struct {
-	Line    *runner.Line // nil for a line that cannot be read
-	Garbage string       // the beginning of such a line
-	TooLong bool         // the line was longer than runner.MaxLine
+	Line    *runner.JournalLine // nil for a line that cannot be read
+	Garbage string              // the beginning of such a line
+	TooLong bool                // the line was longer than runner.MaxLineLength
 }
 
 // queue holds the items that were received and not taken yet, in order. push blocks while the queue is full.

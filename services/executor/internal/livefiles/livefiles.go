@@ -138,7 +138,7 @@ func refusalError(err error) error {
 		return err
 	case errors.Is(err, sandbox.ErrNotFound):
 		return &livefiles.Error{Code: livefiles.CodeNotFound, Detail: "the workspace has no such file now"}
-	case errors.Is(err, sandbox.ErrOutside):
+	case errors.Is(err, sandbox.ErrOutsideWorkspace):
 		return &livefiles.Error{Code: livefiles.CodeOutsideWorkspace, Detail: "the path leads out of the workspace"}
 	case errors.Is(err, fs.ErrPermission):
 		return &livefiles.Error{Code: livefiles.CodeUnreadable, Detail: "the mode of the file, or of a folder, does not let it be read"}

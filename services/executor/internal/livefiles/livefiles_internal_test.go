@@ -86,7 +86,7 @@ func TestRead_RefusesWhatIsTooLarge(t *testing.T) {
 func TestRefusal_HasTheCodeOfItsCause(t *testing.T) {
 	t.Parallel()
 	for want, cause := range map[livefiles.ErrorCode]error{
-		livefiles.CodeNotFound: sandbox.ErrNotFound, livefiles.CodeOutsideWorkspace: sandbox.ErrOutside, livefiles.CodeUnreadable: fs.ErrPermission, livefiles.CodeBusy: &livefiles.Error{Code: livefiles.CodeBusy},
+		livefiles.CodeNotFound: sandbox.ErrNotFound, livefiles.CodeOutsideWorkspace: sandbox.ErrOutsideWorkspace, livefiles.CodeUnreadable: fs.ErrPermission, livefiles.CodeBusy: &livefiles.Error{Code: livefiles.CodeBusy},
 	} {
 		var refused *livefiles.Error
 		if err := refusalError(fmt.Errorf("path %q: %w", "a", cause)); !errors.As(err, &refused) || refused.Code != want {

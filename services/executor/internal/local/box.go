@@ -185,7 +185,7 @@ func (b *box) awaitRunner(ctx context.Context, exited <-chan struct{}) error {
 	defer tick.Stop()
 	for {
 		err := b.claim(ctx)
-		var refused *runner.Error
+		var refused *runner.CommandError
 		if err == nil || errors.As(err, &refused) {
 			return err
 		}
@@ -208,7 +208,7 @@ func (b *box) claim(ctx context.Context) error {
 	}
 	defer c.Close() //nolint:errcheck // only read from
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	return runner.GiveSecret(c, b.rec.Secret)
+	return runner.SendSecret(c, b.rec.Secret)
 }
 
 // exitError returns the error of a runner that has ended, with the end of its output.

@@ -33,7 +33,7 @@ func relative(name string) (string, error) {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutsideWorkspace)
 	}
 	return clean, nil
 }
@@ -49,7 +49,7 @@ func wrapError(name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("path %q: %w", name, sandbox.ErrNotFound)
 	case errors.As(err, &p) && !errors.As(err, &errno):
-		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutsideWorkspace)
 	}
 	return fmt.Errorf("path %q: %w", name, err)
 }

@@ -31,14 +31,14 @@ const (
 )
 
 var (
-	_ sandbox.Layerer = (*Provider)(nil)
+	_ sandbox.LayerCreator = (*Provider)(nil)
 
 	errTooSlow = errors.New("the time limit was reached")
 )
 
 // Layer installs the packages into layers/<digest> of the provider's folder with this machine's npm and pip. The
 // scripts of packages run without any restriction.
-func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (p *Provider) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	base, err := p.base(ctx, want)
 	if err != nil {
 		return "", err
@@ -54,7 +54,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 }
 
 // base returns the versions of Node and Python on this machine, for which packages are built.
-func (p *Provider) base(ctx context.Context, want sandbox.Packages) (string, error) {
+func (p *Provider) base(ctx context.Context, want sandbox.LayerPackages) (string, error) {
 	var out []string
 	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
 		if !needed {
@@ -101,7 +101,7 @@ func (p *Provider) completeLayer(digest string) (string, error) {
 }
 
 // makeLayer creates a layer, unless another executor that shares the folder does.
-func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
+func (p *Provider) makeLayer(ctx context.Context, digest string, want sandbox.LayerPackages) (_ string, err error) {
 	if err := os.MkdirAll(p.layersDir(), 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
@@ -206,7 +206,7 @@ func (p *Provider) program(ctx context.Context, name string) (string, error) {
 }
 
 // install runs the installers, and checks the size of the folder.
-func (p *Provider) install(ctx context.Context, dir string, want sandbox.Packages) error {
+func (p *Provider) install(ctx context.Context, dir string, want sandbox.LayerPackages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errTooSlow)
 	defer cancel()

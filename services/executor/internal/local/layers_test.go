@@ -46,13 +46,13 @@ func layerBed(t *testing.T, script string) (Config, *dependencytest.Registry) {
 	return Config{Dir: t.TempDir(), Runner: "/none", Engine: "e", Layers: layer.Config{NPMRegistry: base + "/npm", PIPIndexURL: base + "/pip"}}, handler
 }
 
-func packages(t *testing.T, d events.Dependencies) sandbox.Packages {
+func packages(t *testing.T, d events.Dependencies) sandbox.LayerPackages {
 	t.Helper()
 	set, err := dependency.Parse(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sandbox.Packages{PackageSet: set}
+	return sandbox.LayerPackages{PackageSet: set}
 }
 
 var both = events.Dependencies{NPM: []string{"greeter@1.2.3"}, PIP: []string{"greeting==0.1"}}

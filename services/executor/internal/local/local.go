@@ -201,7 +201,7 @@ func (p *Provider) checkHostPath(path string) error {
 		err = fmt.Errorf("%s has become a link to %s", path, resolved)
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeHostPath, Message: "the session's folder cannot be used: " + err.Error(), Err: err}
+		return &sandbox.Error{Code: sandbox.CodeHostPathRefused, Message: "the session's folder cannot be used: " + err.Error(), Err: err}
 	}
 	return nil
 }

@@ -177,7 +177,7 @@ func (d *Detector) spawn(p events.SubagentSpawned) bool {
 		c.depth = depth
 	}
 	if depth > d.maxDepth && d.tooDeep == "" {
-		d.tooDeep = fmt.Sprintf("sub-agent %q was started %d levels below the agent; the limit is %d (limits.subagentDepth)", truncate.Valid(p.Name, maxName), depth, d.maxDepth)
+		d.tooDeep = fmt.Sprintf("sub-agent %q was started %d levels below the agent; the limit is %d (limits.subagentDepth)", truncate.ValidText(p.Name, maxName), depth, d.maxDepth)
 	}
 	return d.tooDeep != ""
 }
@@ -263,7 +263,7 @@ func (c *conversation) series() (n uint32, tool string) {
 }
 
 func (x *call) setKey(tool string, b events.Block) {
-	x.tool = truncate.Valid(tool, maxName)
+	x.tool = truncate.ValidText(tool, maxName)
 	x.key, x.hasKey = hashOf([]byte(tool), canonical(b.Input)), true
 }
 

@@ -29,7 +29,7 @@ import (
 func TestProvider(t *testing.T) {
 	s := sharedServer(t)
 	cfg := s.config(t)
-	sandboxtest.Exercise(t, sandboxtest.Subject{
+	sandboxtest.TestProvider(t, sandboxtest.TestedProvider{
 		Engine:         cfg.Engine,
 		New:            func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
 		KillRunner:     func(t testing.TB, id string) { s.endSandbox(t, id, "preempted") },
@@ -354,7 +354,7 @@ func TestPreemption_EndsProcessesAndTheSandbox(t *testing.T) {
 		if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
 			t.Errorf("%s: terminate: %v", how, err)
 		}
-		if r := create(t, p, next).(sandbox.Restorer); r.Kept() {
+		if r := create(t, p, next).(sandbox.WorkspaceReporter); r.Kept() {
 			t.Errorf("%s: a workspace was kept", how)
 		}
 	}

@@ -105,7 +105,7 @@ func (p *preparation) createSandbox(ctx context.Context) (*agents.Agent, error) 
 		SandboxID: id, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Image: spec.Image,
 		DurationMs: uint32(p.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
 	}
-	if r, ok := box.(sandbox.Restorer); ok && !r.Kept() {
+	if r, ok := box.(sandbox.WorkspaceReporter); ok && !r.Kept() {
 		ready.Empty = true
 	} else {
 		ready.Workspace = spec.Workspace

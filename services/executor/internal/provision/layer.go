@@ -23,16 +23,16 @@ func (p *preparation) dependencyLayer(ctx context.Context) (string, error) {
 	if set.IsEmpty() {
 		return "", nil
 	}
-	layerer, ok := p.Provider.(sandbox.Layerer)
+	layerer, ok := p.Provider.(sandbox.LayerCreator)
 	if !ok {
 		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", p.ProviderName)}
 	}
-	return p.awaitLayer(ctx, layerer, sandbox.Packages{PackageSet: set, Image: p.Session.Life.Options.Image})
+	return p.awaitLayer(ctx, layerer, sandbox.LayerPackages{PackageSet: set, Image: p.Session.Life.Options.Image})
 }
 
 // awaitLayer blocks until the layer with the packages of want exists, which layerer may have to build, and returns the layer's name. Errors are
 // those of unlessCancelled and dependencyError.
-func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
+func (p *preparation) awaitLayer(ctx context.Context, layerer sandbox.LayerCreator, want sandbox.LayerPackages) (name string, err error) {
 	begun := make(chan time.Time, 1)
 	builder := p.layerBuilder(func() {
 		select {

@@ -24,7 +24,7 @@ func (p *preparation) startServers(ctx context.Context) error {
 	for n, c := range all {
 		group.Go(func() error {
 			errs[n] = p.Sandboxes.Retry(ctx, p.agent.Sandbox, func() (err error) {
-				sockets[n], err = host.Serve(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
+				sockets[n], err = host.Serve(ctx, p.agent.Sandbox, n, sandbox.MCPServer{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil

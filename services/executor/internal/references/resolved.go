@@ -152,7 +152,7 @@ func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
 			socket, sockets = sockets[0], sockets[1:]
 		}
 		if proxied && m.Type == events.MCPHTTP {
-			m.URL, m.Headers = runner.EgressURL+runner.EgressMCP+m.Name, nil
+			m.URL, m.Headers = runner.EgressURL+runner.EgressMCPPath+m.Name, nil
 		}
 		q.MCPServers = append(q.MCPServers, runner.MCPServer{
 			Name: m.Name, Type: m.Type, Socket: socket, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
@@ -168,14 +168,14 @@ func (r *Resolved) AddTo(q *runner.Query, proxied bool, sockets []string) {
 
 // prompt returns instructions followed by the description of the skills of a sub-agent; subagent is "" for the agent itself.
 func (r *Resolved) prompt(instructions, subagent string) string {
-	var list []skill.Prompted
+	var list []skill.PromptSkill
 	for i, s := range r.skills {
 		if r.Skills[i].Subagent == subagent {
-			list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.documents[i]})
+			list = append(list, skill.PromptSkill{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.documents[i]})
 		}
 	}
 	if len(list) == 0 {
 		return instructions
 	}
-	return strings.TrimPrefix(instructions+"\n\n"+skill.Prompt(list, skill.PromptBudget), "\n\n")
+	return strings.TrimPrefix(instructions+"\n\n"+skill.FormatPrompt(list, skill.PromptBudget), "\n\n")
 }

@@ -19,7 +19,7 @@ const (
 )
 
 // approval keeps an event about an approval request, with the id that the request has in the log.
-func (t *Translator) approval(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
+func (t *Translator) approval(l runner.JournalLine, at time.Time, local string, withID func(id string) events.Payload, now time.Time) Result {
 	if local == "" || l.ExecutionID == "" {
 		return t.bad(l, now)
 	}
@@ -40,10 +40,10 @@ func limitRequest(p *events.ApprovalRequested) bool {
 		p.Class = "" // a class that is cut would cover other calls
 	}
 	for _, s := range []*string{&p.ToolName, &p.ToolUseID, &p.Rule} {
-		*s = truncate.Valid(*s, maxApprovalClass)
+		*s = truncate.ValidText(*s, maxApprovalClass)
 	}
 	for _, s := range []*string{&p.Reason, &p.Title} {
-		*s = truncate.Valid(*s, maxApprovalText)
+		*s = truncate.ValidText(*s, maxApprovalText)
 	}
 	v := &p.Preview
 	cut := len(v.Paths) > maxApprovalPaths || len(p.Input) > maxApprovalJSON
@@ -59,7 +59,7 @@ func limitRequest(p *events.ApprovalRequested) bool {
 	}
 	for _, s := range texts {
 		cut = cut || len(*s) > maxApprovalText
-		*s = truncate.Valid(*s, maxApprovalText)
+		*s = truncate.ValidText(*s, maxApprovalText)
 	}
 	v.Truncated = v.Truncated || cut
 	return true

@@ -47,15 +47,15 @@ type Result struct {
 	Gap   string // which lines are missing: the journal must not be read any further
 }
 
-// Ended is the end of the turn.
+// TurnEnd is the end of the turn.
 type Ended struct {
-	runner.Ended
+	runner.TurnEnd
 	N    uint64
 	Time time.Time
 }
 
 // Line converts a line. now is the time by the host's clock.
-func (t *Translator) Line(l runner.Line, now time.Time) []Result {
+func (t *Translator) Line(l runner.JournalLine, now time.Time) []Result {
 	if l.N <= t.Last {
 		return nil // converted before
 	}
@@ -78,7 +78,7 @@ func (t *Translator) Missing(last uint64, now time.Time) []Result {
 	return out
 }
 
-func (t *Translator) line(l runner.Line, now time.Time) Result {
+func (t *Translator) line(l runner.JournalLine, now time.Time) Result {
 	at := t.limitTime(l.Time, now)
 	switch l.Type {
 	case events.TextDelta:
@@ -91,27 +91,27 @@ func (t *Translator) line(l runner.Line, now time.Time) Result {
 			Epoch: t.Epoch, Offset: d.Offset, Text: d.Delta, Time: at,
 		}}
 	case runner.AgentStarted:
-		var s runner.Started
+		var s runner.TurnStart
 		if err := json.Unmarshal(l.Data, &s); err != nil {
 			return t.bad(l, now)
 		}
 		return t.keep(l, at, events.ExecutionStarted{Attempt: t.Attempt, Warm: s.Warm, PID: uint32(max(0, s.PID)), Policy: s.Policy})
 	case runner.TurnEnded:
-		var e runner.Ended
+		var e runner.TurnEnd
 		if err := json.Unmarshal(l.Data, &e); err != nil {
-			e = runner.Ended{Outcome: runner.Failed, Code: CodeBad, Message: "the end of the turn could not be read: " + err.Error()}
+			e = runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: CodeBad, Message: "the end of the turn could not be read: " + err.Error()}
 		}
-		return Result{Ended: &Ended{Ended: e, N: l.N, Time: at}}
+		return Result{Ended: &Ended{TurnEnd: e, N: l.N, Time: at}}
 	}
 	return t.payload(l, at, now)
 }
 
 // payload converts the types that a runner may write.
-func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
+func (t *Translator) payload(l runner.JournalLine, at, now time.Time) Result {
 	if _, known := events.Lookup(l.Type); !known {
 		return t.keep(l, at, events.Log{
 			Level: "warn", Stream: "runner",
-			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.Valid(string(l.Data), 512)),
+			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.ValidText(string(l.Data), 512)),
 		})
 	}
 	data := events.DecodePayload(l.Type, l.Data)
@@ -136,7 +136,7 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 	case events.ApprovalResolved:
 		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.ApprovalRetracted:
-		p.Reason = truncate.Valid(p.Reason, maxName)
+		p.Reason = truncate.ValidText(p.Reason, maxName)
 		return t.approval(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.SubagentSpawned, events.SubagentCompleted, events.PermissionDecided, events.AgentDenied, events.TranscriptWritten,
 		events.MetadataUpdate, events.Log, events.Error, events.WatchdogWarned:
@@ -156,14 +156,14 @@ func (t *Translator) payload(l runner.Line, at, now time.Time) Result {
 // maxPath is the longest path of a file in bytes.
 const maxPath = 4096
 
-func (t *Translator) file(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) Result {
+func (t *Translator) file(l runner.JournalLine, at time.Time, path string, data events.Payload, now time.Time) Result {
 	if path == "" || len(path) > maxPath {
 		return t.bad(l, now)
 	}
 	return t.keep(l, at, data)
 }
 
-func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
+func (t *Translator) blockEvent(l runner.JournalLine, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) Result {
 	main := conversation(l.ConversationID) == events.MainConversation
 	switch {
 	case b.ID == "" || b.Kind == "":
@@ -190,19 +190,19 @@ func (t *Translator) Garbage(id, text string, tooLong bool, now time.Time) Resul
 	t.garbage++
 	what := "the runner printed a line that is not a journal line: "
 	if tooLong {
-		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
+		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLineLength)
 	}
 	return Result{Event: &events.Event{
 		ID:          events.Derive(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
-		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.Valid(text, 1024)},
+		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.ValidText(text, 1024)},
 	}}
 }
 
 // stranger handles a line about another execution: a rest of an execution that was ended from outside, or a forgery. It
 // reports each such execution once.
-func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
+func (t *Translator) stranger(l runner.JournalLine, now time.Time) []Result {
 	if t.foreign == l.ExecutionID {
 		return nil
 	}
@@ -213,15 +213,15 @@ func (t *Translator) stranger(l runner.Line, now time.Time) []Result {
 	})}
 }
 
-func (t *Translator) bad(l runner.Line, now time.Time) Result {
-	return t.complain(l.N, CodeBad, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
+func (t *Translator) bad(l runner.JournalLine, now time.Time) Result {
+	return t.complain(l.N, CodeBad, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.ValidText(string(l.Data), 512)), now)
 }
 
 func (t *Translator) complain(n uint64, code, message string, now time.Time) Result {
-	return t.keep(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
+	return t.keep(runner.JournalLine{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
 }
 
-func (t *Translator) keep(l runner.Line, at time.Time, data events.Payload) Result {
+func (t *Translator) keep(l runner.JournalLine, at time.Time, data events.Payload) Result {
 	execution := t.ExecutionID
 	if l.ExecutionID == "" && betweenTurns(data) {
 		execution = ""

@@ -144,9 +144,9 @@ func (f *follower) sendVerdict(d session.Decided) {
 }
 
 // verdict returns the verdict for a decision, with the answers to secret questions, which the log does not have.
-func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.Verdict, err error) {
+func (w *Worker) verdict(ctx context.Context, l *eventlog.Loaded, d session.Decided) (v runner.ApprovalDecision, err error) {
 	if d.At == 0 {
-		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
+		return runner.ApprovalDecision{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}
 	if v.ApprovalDecided, err = w.deps.Sessions.Decision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
 		return v, err
@@ -213,7 +213,7 @@ func (f *follower) handleVerdictSent(v sentVerdict) error {
 	if errors.Is(v.err, link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, v.err)
 	}
-	var refused *runner.Error
+	var refused *runner.CommandError
 	if errors.As(v.err, &refused) {
 		f.Log.Error("the runner refused a decision on an approval request", "approval", v.id, "error", v.err)
 		return nil // sent again over the next stream

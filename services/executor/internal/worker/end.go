@@ -117,7 +117,7 @@ func (f *follower) finish(ctx context.Context) error {
 	err = f.end(ctx, run.End{
 		Meta:    events.Meta{CommandID: events.Derive(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:       e.N,
-		Outcome: f.outcome(e.Ended),
+		Outcome: f.outcome(e.TurnEnd),
 		Before:  d.Events,
 	})
 	if err == nil {
@@ -128,8 +128,8 @@ func (f *follower) finish(ctx context.Context) error {
 
 // outcome returns the terminal event for an end of the turn in the journal. If the turn was being stopped, the reason for that
 // determines the event.
-func (f *follower) outcome(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed && !f.output.Cut() {
+func (f *follower) outcome(e runner.TurnEnd) events.Payload {
+	if e.Outcome == runner.OutcomeCompleted && !f.output.Cut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
 	if why := f.stop.Outcome(e.Usage); why != nil {
@@ -137,7 +137,7 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 	}
 	code, message := e.Code, e.Message
 	switch {
-	case e.Outcome != runner.Failed:
+	case e.Outcome != runner.OutcomeFailed:
 		code, message = retries.CodeExited, "the turn was ended inside the sandbox, and nobody had asked for it"
 	case code == "":
 		code = "INTERNAL"
@@ -149,7 +149,7 @@ func (f *follower) outcome(e runner.Ended) events.Payload {
 }
 
 // failRefused fails the execution with the error with which the runner refused to start it, after it has stored the pending events.
-func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
+func (f *follower) failRefused(ctx context.Context, why *runner.CommandError) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}

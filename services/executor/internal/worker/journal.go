@@ -37,7 +37,7 @@ func (f *follower) garbageID() string {
 // turn or a gap in f. It drops what exceeds the output limits.
 func (f *follower) handleResult(r translate.Result) {
 	switch {
-	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
+	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.IsLow()): // the complete block will have the text
 	case r.Delta != nil:
 		if err := f.w.deps.Deltas.Publish(f.Session.Tenant, f.Session.ID, *r.Delta); err != nil {
 			f.Log.Debug("text in flight was lost", "error", err)
@@ -95,7 +95,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 // keepsEvent reports whether an event of the journal is within the output limits, and counts it. The first event that exceeds a limit also
 // stops the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
-	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
+	keep, message := f.output.Event(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.IsLow() })
 	f.cutOutput(message)
 	return keep
 }
@@ -127,7 +127,7 @@ const codeStorageFull = "STORAGE_FULL"
 // error event is stored that says so. Once the commits are full, the follower reads no more lines, so the agent waits too. The end
 // of a turn does not wait, and neither does the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
-	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
+	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.IsLow() {
 		return false
 	}
 	if !f.fullRecorded {

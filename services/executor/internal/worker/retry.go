@@ -43,7 +43,7 @@ func (t *turn) nextWait(code string) (wait time.Duration, ok bool) {
 // deathOf returns the death that an end in the journal stands for. The bool is true if the attempt died unexpectedly, without a control or a
 // limit that stopped it, and another attempt follows.
 func (f *follower) deathOf(e *translate.Ended) (death, bool) {
-	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
+	if !retries.IsDeath(e.Code) || e.Outcome != runner.OutcomeFailed || f.stop.Outcome(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
 		return death{}, false
 	}
 	_, ok := f.nextWait(e.Code)

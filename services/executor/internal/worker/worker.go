@@ -63,9 +63,9 @@ type Config struct {
 	MaxAttempts     uint32        // maximum number of starts of one execution
 	EngineGone      time.Duration // time without a lease after which the sandboxes of an engine are given up
 
-	Output        events.Output // maximum output of an agent in one execution
-	SessionOutput events.Output // maximum output of agents in all executions of a session
-	Pace          runner.Pace   // maximum rate of an agent's output
+	Output        events.Output     // maximum output of an agent in one execution
+	SessionOutput events.Output     // maximum output of agents in all executions of a session
+	Pace          runner.OutputRate // maximum rate of an agent's output
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // interval at which the pool is filled

@@ -97,7 +97,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 		err = box.Files().Put(ctx, f.Path, checked)
 	}
 	var refused *workspace.RefusedError
-	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errUploadMismatch) {
+	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutsideWorkspace) || errors.Is(err, errUploadMismatch) {
 		return fmt.Errorf("%w: %w", contents.ErrRefused, err)
 	}
 	return err

@@ -41,7 +41,7 @@ func (s *Server) canSeal(field string) error {
 
 // checkSecret checks the size of a secret's value. Its error does not contain the value.
 func checkSecret(field, value string) error {
-	if n := len(value); n < secret.MinValue || n > secret.MaxValue {
+	if n := len(value); n < secret.MinValueSize || n > secret.MaxValueSize {
 		return problem.Invalid(field, "%s", (&secret.SizeError{Bytes: n}).Error())
 	}
 	return nil

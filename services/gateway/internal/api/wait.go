@@ -117,7 +117,7 @@ func (w *endWait) awaitEnd(ctx context.Context, accepted command.Answer) (*spool
 // follow follows the session until the execution has ended. After an error that may pass it follows the session again. The
 // error is the cause of ctx, or that the session was deleted.
 func (w *endWait) follow(ctx context.Context) error {
-	pauses := retry.Doubling(20*time.Millisecond, longestRejoin)
+	pauses := retry.NewDoubling(20*time.Millisecond, longestRejoin)
 	for {
 		err := w.followOnce(ctx)
 		if err == nil || isDeleted(err) {

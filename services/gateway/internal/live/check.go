@@ -45,7 +45,7 @@ func (h *Hub) check(ctx context.Context, started <-chan *nats.Msg, connected <-c
 
 // projectorStarted compares the feeds of the group whose projector announced its start.
 func (h *Hub) projectorStarted(ctx context.Context, data []byte) {
-	var s readmodel.Started
+	var s readmodel.ProjectorStarted
 	if err := json.Unmarshal(data, &s); err != nil {
 		h.cfg.Logger.Warn("decode projector announcement: comparing all sessions with Postgres", "error", err)
 		h.compare(ctx, "projector", func(*feed) bool { return true })

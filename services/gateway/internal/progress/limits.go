@@ -74,10 +74,10 @@ func trimmed[T any](list []T, limit int, open func(T) bool) []T {
 }
 
 // Name returns the beginning of a name or a code.
-func Name(s string) string { return truncate.Valid(s, maxName) }
+func Name(s string) string { return truncate.ValidText(s, maxName) }
 
 // Text returns the beginning of an error message.
-func Text(s string) string { return truncate.Valid(s, maxText) }
+func Text(s string) string { return truncate.ValidText(s, maxText) }
 
 // optional returns nil for an empty string.
 func optional(s string) *string {
@@ -90,7 +90,7 @@ func optional(s string) *string {
 // NewMessage returns the status of a user_message or assistant_text.
 func NewMessage(b events.Block) *spoolv1.MessageStatus {
 	m := &spoolv1.MessageStatus{
-		BlockId: readmodel.Key(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.Key(b.ConversationID), Time: wirejson.TimestampOf(b.Time),
+		BlockId: readmodel.KeyValue(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.KeyValue(b.ConversationID), Time: wirejson.TimestampOf(b.Time),
 	}
 	text := b.Content
 	for i := 0; text == "" && i < len(b.Parts); i++ {
@@ -103,7 +103,7 @@ func NewMessage(b events.Block) *spoolv1.MessageStatus {
 // NewApproval returns the status of an open approval request.
 func NewApproval(d events.ApprovalRequested, at time.Time) *spoolv1.PendingApproval {
 	return &spoolv1.PendingApproval{
-		ApprovalId: readmodel.Key(d.ApprovalID), Kind: Name(string(d.Kind)), ToolName: Name(d.ToolName), Title: Name(d.Title), RequestedAt: stored(at),
+		ApprovalId: readmodel.KeyValue(d.ApprovalID), Kind: Name(string(d.Kind)), ToolName: Name(d.ToolName), Title: Name(d.Title), RequestedAt: stored(at),
 	}
 }
 
@@ -126,6 +126,6 @@ func cut(text string, limit int) (_ string, short bool) {
 func SetTodos(s *spoolv1.ExecutionStatus, items []events.TodoItem) {
 	s.Todos, s.TodoCount = nil, uint32(len(items)) //nolint:gosec // a commit is smaller than 1 MB
 	for _, t := range items[:min(len(items), maxTodos)] {
-		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.Valid(t.Content, maxTodo), Status: truncate.Valid(t.Status, maxName/4)})
+		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.ValidText(t.Content, maxTodo), Status: truncate.ValidText(t.Status, maxName/4)})
 	}
 }

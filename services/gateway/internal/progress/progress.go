@@ -204,7 +204,7 @@ func closeApproval(s *spoolv1.ExecutionStatus, id string) {
 }
 
 func indexApproval(s *spoolv1.ExecutionStatus, id string) int {
-	id = readmodel.Key(id)
+	id = readmodel.KeyValue(id)
 	return slices.IndexFunc(s.PendingApprovals, func(a *spoolv1.PendingApproval) bool { return a.ApprovalId == id })
 }
 
@@ -265,7 +265,7 @@ func applyTodos(s *spoolv1.ExecutionStatus, conversation string, items []events.
 
 // beginCall adds the tool call id, unless it is known.
 func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
-	id = readmodel.Key(id)
+	id = readmodel.KeyValue(id)
 	if i := indexCall(s, id); i >= 0 {
 		if s.ToolCalls[i].ToolName == "" {
 			s.ToolCalls[i].ToolName = Name(tool)
@@ -274,13 +274,13 @@ func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
 	}
 	s.ToolCallCounts.Pending++
 	s.ToolCalls = append(s.ToolCalls, &spoolv1.ToolCallStatus{
-		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: stored(e.Time),
+		ToolUseId: id, ToolName: Name(tool), Status: string(events.StatusPending), ConversationId: readmodel.KeyValue(e.ConversationID), StartedAt: stored(e.Time),
 	})
 }
 
 // endCall ends the tool call of a complete tool_result.
 func endCall(s *spoolv1.ExecutionStatus, result events.Block, at time.Time) {
-	i := indexCall(s, readmodel.Key(result.ToolUseID))
+	i := indexCall(s, readmodel.KeyValue(result.ToolUseID))
 	if i < 0 || !callIsOpen(s.ToolCalls[i]) {
 		return
 	}
@@ -301,19 +301,19 @@ func indexCall(s *spoolv1.ExecutionStatus, id string) int {
 
 // beginSubagent adds a sub-agent, unless it is known.
 func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e events.Event) {
-	conversation := readmodel.Key(d.Conversation)
+	conversation := readmodel.KeyValue(d.Conversation)
 	if conversation == "" || indexSubagent(s, conversation) >= 0 {
 		return
 	}
 	s.SubagentCounts.Running++
 	s.Subagents = append(s.Subagents, &spoolv1.SubagentStatus{
-		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: stored(e.Time),
+		SubagentId: readmodel.KeyValue(d.SubagentID), ConversationId: conversation, Name: Name(d.Name), Status: subagentRunning, StartedAt: stored(e.Time),
 	})
 }
 
 // endSubagent ends a running sub-agent.
 func endSubagent(s *spoolv1.ExecutionStatus, d events.SubagentCompleted, e events.Event) {
-	i := indexSubagent(s, readmodel.Key(d.Conversation))
+	i := indexSubagent(s, readmodel.KeyValue(d.Conversation))
 	if i < 0 || !subagentIsOpen(s.Subagents[i]) {
 		return
 	}

@@ -72,7 +72,7 @@ func (s *Store) awaitRead(ctx context.Context, in backlogSearch, read func() err
 	if session == "" {
 		return err
 	}
-	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
+	pauses := retry.NewDoubling(10*time.Millisecond, 100*time.Millisecond)
 	for {
 		select {
 		case <-ctx.Done():

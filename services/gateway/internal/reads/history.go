@@ -42,7 +42,7 @@ func newAncestorBehind() error { return errAncestorBehind{errFolding()} }
 // awaitAncestors repeats a read for a limited time while an ancestor is behind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	deadline := time.Now().Add(s.cfg.FreshWait)
-	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
+	pauses := retry.NewDoubling(10*time.Millisecond, 100*time.Millisecond)
 	for {
 		err := read()
 		var behind errAncestorBehind

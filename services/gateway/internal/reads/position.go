@@ -17,13 +17,13 @@ const MaxPositionWait = 5 * time.Second
 // "". It returns READ_MODEL_BEHIND after MaxPositionWait.
 func (s *Store) WaitPosition(ctx context.Context, id, position string) error {
 	deadline := time.Now().Add(MaxPositionWait)
-	return s.awaitPosition(ctx, id, position, deadline, retry.Doubling(2*time.Millisecond, 50*time.Millisecond))
+	return s.awaitPosition(ctx, id, position, deadline, retry.NewDoubling(2*time.Millisecond, 50*time.Millisecond))
 }
 
 // AwaitPosition is like WaitPosition, but blocks until ctx ends. It reads Postgres less often the longer it waits, because
 // many requests may wait at once for read models that are behind.
 func (s *Store) AwaitPosition(ctx context.Context, id, position string) error {
-	return s.awaitPosition(ctx, id, position, time.Time{}, retry.Doubling(2*time.Millisecond, time.Second))
+	return s.awaitPosition(ctx, id, position, time.Time{}, retry.NewDoubling(2*time.Millisecond, time.Second))
 }
 
 // awaitPosition blocks until the read models contain a position. It returns READ_MODEL_BEHIND after the deadline; zero means

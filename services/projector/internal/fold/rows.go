@@ -289,10 +289,10 @@ func (x *Execution) waiting() bool { return x.Phase == phaseQueued && x.Dispatch
 func (b *Block) final() bool { return b.Status != statusPending }
 
 // rowKey returns an id as rows have it.
-func rowKey(id string) string { return readmodel.Key(id) }
+func rowKey(id string) string { return readmodel.KeyValue(id) }
 
 // clean returns a text as rows have it.
-func clean(s string) string { return readmodel.Text(s) }
+func clean(s string) string { return readmodel.TextValue(s) }
 
 // clampTime returns a time that JSON can encode.
 func clampTime(t time.Time) time.Time {

@@ -24,13 +24,13 @@ func newTables() *tables {
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(),
 		calls: callTable(), conversations: conversationTable(), approvals: approvalTable(), sandboxes: sandboxTable(), files: fileTable(), usage: usageTable(),
 		entries: entryTable(), versions: versionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(), audit: auditTable(),
-		states: newTable(readmodel.SessionStates, 3,
+		states: newTable(readmodel.TableSessionStates, 3,
 			col("tenant", text, func(r *fold.SavedState) *string { return &r.Tenant }),
 			col("session", text, func(r *fold.SavedState) *string { return &r.Session }),
 			col("seq", int8, func(r *fold.SavedState) *int64 { return &r.Seq }),
 			col("version", int2, func(r *fold.SavedState) *int16 { return &r.Version }),
 			col("state", text, func(r *fold.SavedState) *string { return &r.JSON })),
-		deleted: newTable(readmodel.DeletedSessions, 2,
+		deleted: newTable(readmodel.TableDeletedSessions, 2,
 			col("tenant", text, func(r *fold.Deleted) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.Deleted) *string { return &r.ID }),
 			col("grp", int2, func(r *fold.Deleted) *int16 { return &r.Group }),
@@ -39,13 +39,13 @@ func newTables() *tables {
 			col("removed", boolean, func(r *fold.Deleted) *bool { return &r.Removed }),
 			col("parent", text, func(r *fold.Deleted) *string { return &r.Parent }),
 			col("forked", text, func(r *fold.Deleted) *string { return &r.Forked })),
-		events: newTable(readmodel.Events, 3,
+		events: newTable(readmodel.TableEvents, 3,
 			col("tenant", text, func(r *fold.Event) *string { return &r.Tenant }),
 			col("session", text, func(r *fold.Event) *string { return &r.Session }),
 			col("seq", int8, func(r *fold.Event) *int64 { return &r.Seq }),
 			col("type", text, func(r *fold.Event) *string { return &r.Type }),
 			col("event", text, func(r *fold.Event) *string { return &r.JSON })),
-		keys: newTable(readmodel.Keys, 2,
+		keys: newTable(readmodel.TableKeys, 2,
 			col("tenant", text, func(r *fold.APIKey) *string { return &r.Tenant }),
 			col("id", text, func(r *fold.APIKey) *string { return &r.ID }),
 			col("grp", int2, func(r *fold.APIKey) *int16 { return &r.Group }),
@@ -58,7 +58,7 @@ func newTables() *tables {
 			col("agents", text, func(r *fold.APIKey) *string { return &r.Agents }),
 			col("expires_at", timestamptz, func(r *fold.APIKey) **time.Time { return &r.ExpiresAt }),
 			col("created_by", text, func(r *fold.APIKey) *string { return &r.CreatedBy })),
-		poison: newTable(readmodel.Poison, 1,
+		poison: newTable(readmodel.TablePoison, 1,
 			col("position", text, func(r *fold.Poison) *string { return &r.Position }),
 			col("grp", int2, func(r *fold.Poison) *int16 { return &r.Group }),
 			col("subject", text, func(r *fold.Poison) *string { return &r.Subject }),
@@ -68,7 +68,7 @@ func newTables() *tables {
 }
 
 func sessionTable() table[fold.Session] {
-	return newTable(readmodel.Sessions, 2,
+	return newTable(readmodel.TableSessions, 2,
 		col("tenant", text, func(r *fold.Session) *string { return &r.Tenant }),
 		col("id", text, func(r *fold.Session) *string { return &r.ID }),
 		col("grp", int2, func(r *fold.Session) *int16 { return &r.Group }),
@@ -103,7 +103,7 @@ func sessionTable() table[fold.Session] {
 }
 
 func executionTable() table[fold.Execution] {
-	return newTable(readmodel.Executions, 3,
+	return newTable(readmodel.TableExecutions, 3,
 		col("tenant", text, func(r *fold.Execution) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.Execution) *string { return &r.Session }),
 		col("id", text, func(r *fold.Execution) *string { return &r.ID }),
@@ -138,7 +138,7 @@ func executionTable() table[fold.Execution] {
 }
 
 func blockTable() table[fold.Block] {
-	return newTable(readmodel.Blocks, 3,
+	return newTable(readmodel.TableBlocks, 3,
 		col("tenant", text, func(r *fold.Block) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.Block) *string { return &r.Session }),
 		col("id", text, func(r *fold.Block) *string { return &r.ID }),
@@ -153,7 +153,7 @@ func blockTable() table[fold.Block] {
 }
 
 func callTable() table[fold.ToolCall] {
-	return newTable(readmodel.ToolCalls, 3,
+	return newTable(readmodel.TableToolCalls, 3,
 		col("tenant", text, func(r *fold.ToolCall) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.ToolCall) *string { return &r.Session }),
 		col("tool_use_id", text, func(r *fold.ToolCall) *string { return &r.ID }),
@@ -170,7 +170,7 @@ func callTable() table[fold.ToolCall] {
 }
 
 func conversationTable() table[fold.Conversation] {
-	return newTable(readmodel.Conversations, 3,
+	return newTable(readmodel.TableConversations, 3,
 		col("tenant", text, func(r *fold.Conversation) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.Conversation) *string { return &r.Session }),
 		col("id", text, func(r *fold.Conversation) *string { return &r.ID }),
@@ -187,7 +187,7 @@ func conversationTable() table[fold.Conversation] {
 }
 
 func approvalTable() table[fold.Approval] {
-	return newTable(readmodel.Approvals, 3,
+	return newTable(readmodel.TableApprovals, 3,
 		col("tenant", text, func(r *fold.Approval) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.Approval) *string { return &r.Session }),
 		col("id", text, func(r *fold.Approval) *string { return &r.ID }),
@@ -212,7 +212,7 @@ func approvalTable() table[fold.Approval] {
 }
 
 func sandboxTable() table[fold.Sandbox] {
-	return newTable(readmodel.Sandboxes, 3,
+	return newTable(readmodel.TableSandboxes, 3,
 		col("tenant", text, func(r *fold.Sandbox) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.Sandbox) *string { return &r.Session }),
 		col("id", text, func(r *fold.Sandbox) *string { return &r.ID }),
@@ -231,7 +231,7 @@ func sandboxTable() table[fold.Sandbox] {
 }
 
 func fileTable() table[fold.File] {
-	return newTable(readmodel.Files, 3,
+	return newTable(readmodel.TableFiles, 3,
 		col("tenant", text, func(r *fold.File) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.File) *string { return &r.Session }),
 		col("id", text, func(r *fold.File) *string { return &r.ID }),
@@ -245,7 +245,7 @@ func fileTable() table[fold.File] {
 }
 
 func usageTable() table[fold.Usage] {
-	return newTable(readmodel.Usage, 3,
+	return newTable(readmodel.TableUsage, 3,
 		col("tenant", text, func(r *fold.Usage) *string { return &r.Tenant }),
 		col("session", text, func(r *fold.Usage) *string { return &r.Session }),
 		col("id", text, func(r *fold.Usage) *string { return &r.ID }),
@@ -266,7 +266,7 @@ func usageTable() table[fold.Usage] {
 }
 
 func entryTable() table[fold.Entry] {
-	return newTable(readmodel.CatalogueEntries, 2,
+	return newTable(readmodel.TableCatalogueEntries, 2,
 		col("tenant", text, func(r *fold.Entry) *string { return &r.Tenant }),
 		col("id", text, func(r *fold.Entry) *string { return &r.ID }),
 		col("grp", int2, func(r *fold.Entry) *int16 { return &r.Group }),
@@ -282,7 +282,7 @@ func entryTable() table[fold.Entry] {
 }
 
 func versionTable() table[fold.Version] {
-	return newTable(readmodel.CatalogueVersions, 3,
+	return newTable(readmodel.TableCatalogueVersions, 3,
 		col("tenant", text, func(r *fold.Version) *string { return &r.Tenant }),
 		col("id", text, func(r *fold.Version) *string { return &r.Entry }),
 		col("version", text, func(r *fold.Version) *string { return &r.ID }),
@@ -295,7 +295,7 @@ func versionTable() table[fold.Version] {
 }
 
 func tenantUsageTable() table[fold.TenantUsage] {
-	return newTable(readmodel.TenantUsage, 2,
+	return newTable(readmodel.TableTenantUsage, 2,
 		col("tenant", text, func(r *fold.TenantUsage) *string { return &r.Tenant }),
 		col("id", text, func(r *fold.TenantUsage) *string { return &r.ID }),
 		col("grp", int2, func(r *fold.TenantUsage) *int16 { return &r.Group }),
@@ -310,7 +310,7 @@ func tenantUsageTable() table[fold.TenantUsage] {
 }
 
 func tenantBudgetTable() table[fold.TenantBudget] {
-	return newTable(readmodel.TenantBudgets, 2,
+	return newTable(readmodel.TableTenantBudgets, 2,
 		col("tenant", text, func(r *fold.TenantBudget) *string { return &r.Tenant }),
 		col("period", text, func(r *fold.TenantBudget) *string { return &r.ID }),
 		col("grp", int2, func(r *fold.TenantBudget) *int16 { return &r.Group }),
@@ -323,7 +323,7 @@ func tenantBudgetTable() table[fold.TenantBudget] {
 }
 
 func tenantLimitsTable() table[fold.TenantLimits] {
-	return newTable(readmodel.TenantLimits, 1,
+	return newTable(readmodel.TableTenantLimits, 1,
 		col("tenant", text, func(r *fold.TenantLimits) *string { return &r.Tenant }),
 		col("grp", int2, func(r *fold.TenantLimits) *int16 { return &r.Group }),
 		col("limits", text, func(r *fold.TenantLimits) *string { return &r.Limits }),
@@ -332,7 +332,7 @@ func tenantLimitsTable() table[fold.TenantLimits] {
 }
 
 func auditTable() table[fold.AuditRow] {
-	return newTable(readmodel.Audit, 3,
+	return newTable(readmodel.TableAudit, 3,
 		col("tenant", text, func(r *fold.AuditRow) *string { return &r.Tenant }),
 		col("shard", int2, func(r *fold.AuditRow) *int16 { return &r.Shard }),
 		col("seq", int8, func(r *fold.AuditRow) *int64 { return &r.Seq }),

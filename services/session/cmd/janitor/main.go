@@ -30,7 +30,7 @@ func main() {
 				return err
 			}
 			defer pool.Close()
-			env.Health.AddCheck("read models", func(ctx context.Context) error { return readmodel.Check(ctx, pool) })
+			env.Health.AddCheck("read models", func(ctx context.Context) error { return readmodel.CheckMigrated(ctx, pool) })
 			return j.Run(ctx)
 		}))
 }

@@ -76,7 +76,7 @@ func (f *Folder) Collectors() []prometheus.Collector {
 // Run folds until ctx ends. After a failure it starts again at the checkpoint. While another copy folds, it is on
 // standby.
 func (f *Folder) Run(ctx context.Context) error {
-	pauses := retry.Doubling(firstWait, maxWait)
+	pauses := retry.NewDoubling(firstWait, maxWait)
 	for ctx.Err() == nil {
 		err := f.lead(ctx, pauses.Reset)
 		if ctx.Err() != nil {

@@ -37,14 +37,14 @@ func (h *Handler) push(ctx context.Context, c command.Command) (command.Answer, 
 		return command.Answer{}, err
 	}
 	if found.Digest != b.SHA256 {
-		return command.Answer{}, &skill.Error{Code: skill.CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the upload's is %s, not %s", found.Digest, b.SHA256)}
+		return command.Answer{}, &skill.Error{Code: skill.CodeDigestMismatch, Field: "sha256", Detail: fmt.Sprintf("the upload's is %s, not %s", found.Digest, b.SHA256)}
 	}
 	ref := b.Ref
 	if ref.Slug == "" {
 		ref.Slug = found.Name
 	}
 	if ref.Slug != found.Name {
-		return command.Answer{}, &skill.Error{Code: skill.CodeDocument, Field: skill.DocumentName + ": name", Detail: fmt.Sprintf("is %s, and the skill is pushed as %s: make them the same", found.Name, ref.Slug)}
+		return command.Answer{}, &skill.Error{Code: skill.CodeInvalidDocument, Field: skill.DocumentName + ": name", Detail: fmt.Sprintf("is %s, and the skill is pushed as %s: make them the same", found.Name, ref.Slug)}
 	}
 	ref.Version = found.Digest
 	pushed := events.SkillPushed{
@@ -179,7 +179,7 @@ func (h *Handler) fetch(ctx context.Context, b command.PushSkill) (*upload, erro
 	}
 	u := &upload{file: f}
 	if err = os.Remove(f.Name()); err == nil {
-		u.size, err = copyAtMost(f, content, skill.MaxPacked)
+		u.size, err = copyAtMost(f, content, skill.MaxPackedSize)
 	}
 	if err != nil {
 		u.close()

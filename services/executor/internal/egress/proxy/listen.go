@@ -149,7 +149,7 @@ func (s *Server) accept(l Listener) {
 	}
 	pending := newPendingConns(perAddress)
 	defer pending.close()
-	pauses := retry.Doubling(5*time.Millisecond, time.Second)
+	pauses := retry.NewDoubling(5*time.Millisecond, time.Second)
 	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -267,7 +267,7 @@ func (s *Server) identify(c net.Conn) (identity, *failure) {
 	if !ok {
 		return identity{}, bad
 	}
-	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
+	token, hostsOnly := strings.CutSuffix(token, runner.EgressHostsOnly)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
 		return identity{}, &failure{http.StatusProxyAuthRequired, BadToken, "the token belongs to no registered sandbox"}

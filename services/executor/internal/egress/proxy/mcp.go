@@ -20,7 +20,7 @@ import (
 )
 
 // mcpPath is the prefix of the paths under which sandboxes reach MCP servers.
-const mcpPath = runner.EgressMCP
+const mcpPath = runner.EgressMCPPath
 
 // mcpMethods are the HTTP methods of MCP's streamable HTTP transport.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
