@@ -20,10 +20,10 @@ type EnvironmentSpec struct {
 
 // Variable is an environment variable in a definition file.
 type Variable struct {
-	Value       string      `json:"value,omitempty"`    // also of a secret; a secret without a value keeps the value that the server has
+	Value       string `json:"value,omitempty"`    // also of a secret; a secret without a value keeps the value that the server has
 	ValueFrom   Source `json:"valueFrom,omitzero"` // instead of value
-	Secret      bool        `json:"secret,omitempty"`   // the value is encrypted at once and never shown
-	Description string      `json:"description,omitempty"`
+	Secret      bool   `json:"secret,omitempty"`   // the value is encrypted at once and never shown
+	Description string `json:"description,omitempty"`
 }
 
 // Source is the source from which the command line reads the value of a variable. Exactly one field must be set.

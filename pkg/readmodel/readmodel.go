@@ -16,8 +16,8 @@ import (
 )
 
 // Schema is the Postgres schema of the read models. Connections of Open and Connect find its tables without the
-// schema's name. A rebuild replaces the schema between two statements, so several statements must not be run in one
-// repeatable-read transaction.
+// schema's name. A rebuild may replace the schema between two statements, so a repeatable-read transaction must have
+// only one statement.
 const Schema = "spool"
 
 // The schemas of a rebuild.
@@ -58,10 +58,10 @@ const (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// migrationLock is the advisory lock that is held during migrations: the bytes of "spoolmig".
+// migrationLock is the id of the Postgres advisory lock that is held during migrations: the bytes of "spoolmig".
 const migrationLock = 0x73706f6f6c6d6967
 
-// versionTable is goose's table of the migrations that a schema has.
+// versionTable is the table in which goose records the migrations that a schema has.
 const versionTable = "goose_db_version"
 
 // undefinedTableCode is Postgres's error code for a table that does not exist.
@@ -74,7 +74,7 @@ var ErrNotMigrated = errors.New("the read models are not installed or out of dat
 // role. It is idempotent, and several callers may run it at the same time.
 func Migrate(ctx context.Context, url string) error { return MigrateSchema(ctx, url, Schema) }
 
-// MigrateSchema is like Migrate for a schema with another name, into which a rebuild folds.
+// MigrateSchema is like Migrate for a schema with another name, into which `spool rebuild` folds the log.
 func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	cfg, err := parseConnConfig(url, schema)
 	if err != nil {
@@ -111,8 +111,8 @@ func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	return nil
 }
 
-// Open creates a pool whose connections find the tables of the read models by name. It does not connect yet. The URL
-// may contain settings of the pool, such as pool_max_conns.
+// Open creates a connection pool whose connections find the tables of the read models by name. It does not connect yet.
+// The URL may contain settings of the pool, such as pool_max_conns.
 func Open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -131,7 +131,8 @@ func Connect(ctx context.Context, url, schema string) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// CheckMigrated returns ErrNotMigrated unless the schema exists and has all migrations of this program.
+// CheckMigrated returns ErrNotMigrated unless the schema of the read models exists and has all migrations of this
+// program.
 func CheckMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	need, err := latestMigration()
 	if err != nil {
@@ -170,8 +171,8 @@ func parseConnConfig(url, schema string) (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
-// setTimeouts sets timeouts so that a dead peer is detected in seconds on both sides. Otherwise a projector's lock could
-// outlive its machine by hours.
+// setTimeouts sets timeouts of a Postgres connection so that both sides detect a dead peer in seconds. Otherwise a
+// projector's lock could outlive its machine by hours.
 func setTimeouts(cfg *pgx.ConnConfig, schema string) {
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	cfg.RuntimeParams["tcp_keepalives_idle"] = "5"

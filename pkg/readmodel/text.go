@@ -7,11 +7,12 @@ import (
 	"unicode/utf8"
 )
 
-// maxKeyLength is the longest value of a primary key, in bytes. Agents choose some of these values, and an index refuses
-// long ones.
+// maxKeyLength is the maximum length of a primary key's value, in bytes. Agents choose some of these values, and an
+// index refuses long ones.
 const maxKeyLength = 200
 
-// KeyValue returns an id as the columns of the read models have it: valid text, and a long id cut and with a hash at its end.
+// KeyValue returns an id as key columns of the read models store it: valid text, and a long id truncated with a hash at
+// its end.
 func KeyValue(id string) string {
 	id = TextValue(id)
 	if len(id) <= maxKeyLength {
@@ -21,7 +22,8 @@ func KeyValue(id string) string {
 	return strings.ToValidUTF8(id[:maxKeyLength-65], "") + "~" + hex.EncodeToString(sum[:])
 }
 
-// TextValue returns s as the columns of the read models have it: Postgres accepts neither NUL nor invalid UTF-8.
+// TextValue returns s as text columns of the read models store it, with replacements for NUL and invalid UTF-8, which
+// Postgres does not accept.
 func TextValue(s string) string {
 	if !utf8.ValidString(s) {
 		s = strings.ToValidUTF8(s, "\uFFFD")

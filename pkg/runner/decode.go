@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/events/compact"
 )
 
-// DecodeMessage decodes a line from the runner. The result is that of encoding/json, also for lines that no runner of
-// Spool writes. It does not share memory with raw.
+// DecodeMessage decodes a line that the runner sent. The result is that of encoding/json, also for lines that no runner
+// of Spool writes. It does not share memory with raw.
 func DecodeMessage(raw []byte) (Message, error) {
 	if l, ok := decodeLine(raw); ok {
 		return Message{Line: l}, nil
@@ -20,8 +20,8 @@ func DecodeMessage(raw []byte) (Message, error) {
 	return m, err
 }
 
-// decodeLine decodes a journal line as the runner writes it. It accepts nothing that encoding/json would decode to other
-// values; the fuzz test compares them.
+// decodeLine decodes a journal line in the exact form in which the runner writes it. It accepts nothing that
+// encoding/json would decode to other values; the fuzz test compares them.
 func decodeLine(raw []byte) (*JournalLine, bool) {
 	r := compact.NewReader(raw)
 	if !r.Optional(`{"line":`) {

@@ -23,17 +23,17 @@ const (
 	runnerParty   = "spool runner"
 )
 
-// NewSecret returns the secret of a new sandbox. The provider sends it to the runner once, with OpClaim, before any
-// agent runs. From then on the runner accepts only executors that prove the secret.
+// NewSecret returns a random secret for a new sandbox. The provider sends it to the runner once, with OpClaim, before
+// any agent runs. From then on the runner accepts only executors that prove the secret.
 func NewSecret() string { return rand.Text() }
 
-// ExecutorTLS returns the TLS configuration of the executor's end of a stream to the runner that was claimed with
+// ExecutorTLS returns the TLS configuration of the executor's end of a stream to the runner that was claimed with the
 // secret.
 func ExecutorTLS(secret string) (*tls.Config, error) {
 	return mutualTLS(secret, executorParty, runnerParty)
 }
 
-// RunnerTLS returns the TLS configuration of the runner's end of a stream from an executor that has secret.
+// RunnerTLS returns the TLS configuration of the runner's end of a stream from an executor that knows the secret.
 func RunnerTLS(secret string) (*tls.Config, error) {
 	return mutualTLS(secret, runnerParty, executorParty)
 }
@@ -88,7 +88,8 @@ func partyKey(secret, party string) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// SendSecret claims the runner at the other end of a new connection. The caller closes the connection.
+// SendSecret sends the sandbox's secret to the runner at the other end of a new connection, which claims the runner.
+// The caller closes the connection.
 func SendSecret(c io.ReadWriter, secret string) error {
 	if err := json.NewEncoder(c).Encode(Claim{ID: 1, Op: OpClaim, Secret: secret}); err != nil {
 		return fmt.Errorf("%s: %w", OpClaim, err)
@@ -106,8 +107,9 @@ func SendSecret(c io.ReadWriter, secret string) error {
 	return nil
 }
 
-// OpenSealedStream proves the secret to the runner at the other end of "runner attach --sealed" and returns the stream to it.
-// stdout and stdin are the streams of that command. OpenSealedStream blocks until the runner has answered or the streams end.
+// OpenSealedStream proves the sandbox's secret to the runner at the other end of "runner attach --sealed" and returns
+// the TLS stream to the runner. stdout and stdin are the streams of that command. OpenSealedStream blocks until the
+// runner has responded or the streams end.
 func OpenSealedStream(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
 	config, err := ExecutorTLS(secret)
 	if err != nil {
@@ -128,8 +130,8 @@ type tlsStream struct {
 
 func (s tlsStream) Close() error { return s.under.Close() }
 
-// AcceptSealedStream accepts the TLS stream of an executor on c and returns it after the executor has proved the secret of
-// config. peeked has the bytes of c that were already read, followed by c itself.
+// AcceptSealedStream accepts the TLS stream of an executor on c and returns the stream after the executor has proved
+// the secret of config. peeked has the bytes of c that were already read, followed by c itself.
 func AcceptSealedStream(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
 	conn := tls.Server(bufferedConn{c, peeked}, config)
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline stops it
@@ -138,13 +140,14 @@ func AcceptSealedStream(c net.Conn, peeked io.Reader, config *tls.Config) (net.C
 	return tlsStream{conn, c}, nil
 }
 
-// StartsTLSStream reports whether a connection whose first byte is b is a TLS stream. JSON starts with a brace.
+// StartsTLSStream reports whether a connection whose first byte is b is a TLS stream. The alternative is JSON, which
+// starts with a brace.
 func StartsTLSStream(b byte) bool { return b == tlsHandshakeRecord }
 
 // tlsHandshakeRecord is the type of the first record of a TLS stream (RFC 8446, section 5.1).
 const tlsHandshakeRecord = 22
 
-// bufferedConn is a connection from which in has read ahead: Read reads from in.
+// bufferedConn is a connection some of whose bytes were already read into in: Read reads from in.
 type bufferedConn struct {
 	net.Conn
 	in io.Reader
@@ -152,7 +155,7 @@ type bufferedConn struct {
 
 func (b bufferedConn) Read(p []byte) (int, error) { return b.in.Read(p) }
 
-// stdioConn presents the standard streams of a command as a connection. It has no deadlines.
+// stdioConn presents the standard streams of a command as a net.Conn without deadlines.
 type stdioConn struct {
 	io.Reader
 	io.WriteCloser

@@ -67,7 +67,7 @@ type Limits struct {
 	DiskBytes   int64   // workspace and the agent's records; the runner enforces it
 }
 
-// Spec describes a sandbox that a Provider is to create.
+// Spec describes the sandbox that Provider.Create creates.
 type Spec struct {
 	ID     string // sbx_…, chosen by the caller; creating the same id again returns the existing sandbox and restarts its runner if it has ended
 	Labels Labels
@@ -144,8 +144,8 @@ type WorkspaceKeeper interface {
 	Wipe(ctx context.Context, l Labels) error
 }
 
-// ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
-// paused and terminated together with the sandbox.
+// ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. These
+// containers are paused and terminated together with the sandbox.
 type ServerHost interface {
 	// Serve ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
 	// replaces a server that differs from s. It returns the path, inside the sandbox, of the Unix socket of the
@@ -154,15 +154,15 @@ type ServerHost interface {
 	Serve(ctx context.Context, id string, n int, s MCPServer) (socket string, err error)
 }
 
-// MCPServer is an MCP server that speaks stdio in a separate container. Its variables, and the arguments that replace
-// the image's, are sent with each connection.
+// MCPServer is an MCP server that runs in a separate container and speaks stdio. Each connection sends its variables
+// and the arguments that replace those of the image.
 type MCPServer struct {
 	Image  string
 	Egress bool // it may use the sandbox's egress, restricted to allowed hosts
 }
 
-// WorkspaceReporter reports whether a sandbox was created with the workspace that its Spec requested. Providers that keep
-// workspaces by session do not implement it.
+// WorkspaceReporter is implemented by sandboxes that report whether they were created with the workspace that their
+// Spec requested. Sandboxes of providers that keep workspaces by session do not implement it.
 type WorkspaceReporter interface {
 	// Kept reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
 	// empty.
@@ -199,7 +199,7 @@ type Sandbox interface {
 	Files() Files
 }
 
-// Files reads and writes the workspace. Paths are relative and slash-separated.
+// Files reads and writes the files of a sandbox's workspace. Paths are relative and slash-separated.
 type Files interface {
 	// Put writes a file and creates its parent folders. It replaces an existing file atomically.
 	Put(ctx context.Context, path string, content io.Reader) error
@@ -227,7 +227,7 @@ type Command struct {
 	Env  map[string]string // added to the sandbox's own variables
 }
 
-// Process is a command that runs in a sandbox.
+// Process is a running command in a sandbox.
 type Process interface {
 	Stdin() io.WriteCloser
 	Stdout() io.Reader

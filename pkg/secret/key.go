@@ -12,8 +12,8 @@ import (
 	"filippo.io/age"
 )
 
-// ParseIdentities parses private keys (AGE-SECRET-KEY-1…), one a line. Lines that begin with # are skipped. Each of
-// the keys can open secrets that were sealed to it.
+// ParseIdentities parses private keys (AGE-SECRET-KEY-1…), one a line. Lines that begin with # are skipped. Each key
+// can decrypt secrets that were sealed to it.
 func ParseIdentities(text string) ([]age.Identity, error) {
 	list, err := age.ParseIdentities(strings.NewReader(text))
 	if err != nil {
@@ -58,7 +58,7 @@ func PublicKey(list []age.Identity) (string, error) {
 	return "", errors.New("secrets key: its public key has no text")
 }
 
-// GenerateKeyPair returns a new key pair in age's text form.
+// GenerateKeyPair returns a new pair of private key (identity) and public key (recipient) in age's text form.
 func GenerateKeyPair() (identity, recipient string, err error) {
 	k, err := age.GenerateX25519Identity()
 	if err != nil {
@@ -67,8 +67,8 @@ func GenerateKeyPair() (identity, recipient string, err error) {
 	return k.String(), k.Recipient().String(), nil
 }
 
-// ReadKeyFile returns the private keys in a file. If the file does not exist, ReadKeyFile creates it with a new key, readable by
-// its owner only.
+// ReadKeyFile returns the private keys in a file. If the file does not exist, ReadKeyFile creates it with a new key,
+// readable by its owner only.
 func ReadKeyFile(path string) ([]age.Identity, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -83,7 +83,7 @@ func ReadKeyFile(path string) ([]age.Identity, error) {
 	return ParseIdentities(string(text))
 }
 
-// createKeyFile writes a new key, unless another process has created the file in the meantime.
+// createKeyFile creates a file with a new private key, unless another process has created the file in the meantime.
 func createKeyFile(path string) error {
 	identity, recipient, err := GenerateKeyPair()
 	if err != nil {
@@ -107,8 +107,8 @@ func createKeyFile(path string) error {
 	return nil
 }
 
-// KMS is a key management service that encrypts the key of each value, as an alternative to a key pair. Its own key
-// never leaves the service.
+// KMS is a key management service that encrypts the key of each value, as an alternative to a key pair. The key of the
+// service never leaves the service.
 type KMS interface {
 	// Wrap encrypts 16 bytes and returns the id of the key that it used.
 	Wrap(ctx context.Context, key []byte) (keyID string, wrapped []byte, err error)
@@ -116,7 +116,8 @@ type KMS interface {
 	Unwrap(ctx context.Context, keyID string, wrapped []byte) ([]byte, error)
 }
 
-// KeyFromKMS returns a recipient and identity that use a KMS. ctx bounds all calls of the KMS.
+// KeyFromKMS returns a key, both recipient and identity, that encrypts and decrypts with a KMS. ctx bounds all calls of
+// the KMS.
 func KeyFromKMS(ctx context.Context, kms KMS) interface {
 	age.Recipient
 	age.Identity

@@ -29,17 +29,17 @@ const (
 
 // Errors that callers branch on.
 var (
-	// ErrNotFound is returned if the value is not, or no longer, in the bucket.
+	// ErrNotFound is returned if the value of a secret is not, or no longer, in the bucket.
 	ErrNotFound = errors.New("the secret's value does not exist")
-	// ErrNoKey is returned if the value was sealed to none of the keys of this service.
+	// ErrNoKey is returned if the value of a secret was sealed to none of the keys of this service.
 	ErrNoKey = errors.New("the secret was sealed to a key that this service does not have")
-	// ErrUnavailable is returned if the bucket does not respond; a retry may succeed.
+	// ErrUnavailable is returned if the bucket of secrets does not respond; a retry may succeed.
 	ErrUnavailable = errors.New("secrets cannot be read now")
-	// ErrKeyMismatch is returned if the stored value belongs to another key or tenant.
+	// ErrKeyMismatch is returned if the stored value was sealed for another storage key or tenant.
 	ErrKeyMismatch = errors.New("the stored secret belongs to another key or tenant")
 )
 
-// SizeError reports that a value is too short or too long.
+// SizeError reports that the value of a secret is too short or too long.
 type SizeError struct{ Bytes int }
 
 func (e *SizeError) Error() string {
@@ -53,8 +53,8 @@ type KV interface {
 	Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error)
 }
 
-// sealedValue is the plaintext that is encrypted. It includes the storage key, so that a value that was moved to another
-// key is detected.
+// sealedValue is the plaintext that is encrypted. It includes the storage key, so that a value that was copied to
+// another key is detected.
 type sealedValue struct {
 	Key   string `json:"key"`
 	Value []byte `json:"value"`
@@ -75,8 +75,8 @@ func NewSealer(kv KV, recipients ...age.Recipient) (*Sealer, error) {
 	return &Sealer{kv, recipients}, nil
 }
 
-// Seal stores a value for an execution, or for an environment if execution is "", and returns the key under which it
-// is stored. Each call stores under a new key.
+// Seal encrypts and stores the value of a secret of an execution, or of an environment if execution is "", and returns
+// the storage key. Each call uses a new storage key.
 func (s *Sealer) Seal(ctx context.Context, tenant, execution string, value []byte) (string, error) {
 	if len(value) < MinValueSize || len(value) > MaxValueSize {
 		return "", &SizeError{len(value)}
@@ -134,7 +134,8 @@ func NewOpener(kv KV, identities ...age.Identity) (*Opener, error) {
 	return &Opener{kv, identities}, nil
 }
 
-// Open returns the value that is stored under a key of the tenant. It returns ErrKeyMismatch for a key of another tenant.
+// Open returns the decrypted value that is stored under a key of the tenant. It returns ErrKeyMismatch for a key of
+// another tenant.
 func (o *Opener) Open(ctx context.Context, tenant, key string) (string, error) {
 	if !strings.HasPrefix(key, tenant+".") {
 		return "", ErrKeyMismatch
@@ -173,13 +174,13 @@ func (o *Opener) readAndDecrypt(ctx context.Context, key string) (value []byte, 
 	return s.Value, entry.Revision(), nil
 }
 
-// RemoverKV is the part of the bucket that RemoveExecutionSecrets needs.
+// RemoverKV is the part of the bucket of secrets that RemoveExecutionSecrets needs.
 type RemoverKV interface {
 	ListKeysFiltered(ctx context.Context, filters ...string) (jetstream.KeyLister, error)
 	Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error
 }
 
-// RemoveExecutionSecrets removes all values that were sealed for one execution. It needs no private key.
+// RemoveExecutionSecrets removes all values of secrets that were sealed for one execution. It needs no private key.
 func RemoveExecutionSecrets(ctx context.Context, kv RemoverKV, tenant, execution string) error {
 	if err := errors.Join(events.CheckTenant("tenant", tenant), events.CheckID("executionId", events.KindExecution, execution)); err != nil {
 		return fmt.Errorf("forget secrets: %w", err)
@@ -199,8 +200,8 @@ func RemoveExecutionSecrets(ctx context.Context, kv RemoverKV, tenant, execution
 	return ctx.Err()
 }
 
-// Reseal encrypts a value again, to other public keys, for key rotation. If the value was changed or removed in the
-// meantime, Reseal leaves it as it is.
+// Reseal encrypts a stored value again, to other public keys, for key rotation. If the value was changed or removed in
+// the meantime, Reseal leaves it as it is.
 func (o *Opener) Reseal(ctx context.Context, key string, recipients ...age.Recipient) error {
 	value, revision, err := o.readAndDecrypt(ctx, key)
 	if errors.Is(err, ErrNotFound) {

@@ -11,14 +11,14 @@ import (
 	"time"
 )
 
-// Logging is the setting of every process that logs. A command embeds it.
+// Logging is the log setting of every process. A command line embeds it.
 type Logging struct {
 	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
-// SetDefaults sets every field of the struct that is zero and has a tag default to that default. cfg is a pointer to the
-// struct; fields of embedded structs count as its own. SetDefaults panics if a tag does not parse, or is on a field of a type
-// that no setting has.
+// SetDefaults sets every field of a settings struct that is zero and has a tag default to that default. cfg is a
+// pointer to the struct; fields of embedded structs are set too. SetDefaults panics if a tag does not parse, or is on a
+// field of a type that no setting has.
 func SetDefaults(cfg any) {
 	v := reflect.ValueOf(cfg).Elem()
 	for i := range v.NumField() {
@@ -37,9 +37,9 @@ func SetDefaults(cfg any) {
 	}
 }
 
-// DefaultVariables returns the defaults of fields as variables for the tags of another struct, which the flag parser replaces. The name
-// of a variable is prefix, an underscore and the name of the field. cfg is a struct. DefaultVariables panics if a field has no tag
-// default.
+// DefaultVariables returns the defaults of fields as variables that the flag parser replaces in the tags of another
+// struct. The name of a variable is prefix, an underscore and the name of the field. cfg is a struct. DefaultVariables
+// panics if a field has no tag default.
 func DefaultVariables(prefix string, cfg any, fields ...string) map[string]string {
 	vars := map[string]string{}
 	for _, name := range fields {

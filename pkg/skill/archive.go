@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// zipArchive is a ZIP with a valid directory and SKILL.md. The other files have not been read yet.
+// zipArchive is the ZIP of a skill with a valid directory and SKILL.md. The other files have not been read yet.
 type zipArchive struct {
 	r       io.ReaderAt
 	size    int64
@@ -21,7 +21,7 @@ type zipArchive struct {
 	found   Metadata   // contents of SKILL.md
 }
 
-// openArchive validates the directory and SKILL.md of a ZIP.
+// openArchive validates the central directory and SKILL.md of a skill's ZIP.
 func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*zipArchive, error) {
 	a := &zipArchive{r: r, size: size, lim: lim.withDefaults()}
 	list, err := readDirectory(r, size, a.lim)
@@ -58,7 +58,7 @@ func (a *zipArchive) checkSize(e *zipEntry, size, total int64) error {
 	return nil
 }
 
-// readDocument reads SKILL.md, which must be at the root.
+// readDocument reads SKILL.md from the ZIP, where it must be at the root.
 func (a *zipArchive) readDocument(ctx context.Context) error {
 	hint := ""
 	for i := range a.files {
@@ -95,7 +95,7 @@ func (a *zipArchive) unpacker(ctx context.Context) *unpacker {
 	return &unpacker{ctx: ctx, a: a, in: in, inflate: flate.NewReader(in)}
 }
 
-// openFile returns the content of a file. It ends the reading of the previous file.
+// openFile returns the unpacked content of a file. It ends the reading of the previous file.
 func (u *unpacker) openFile(e *zipEntry) *fileContent {
 	u.in.Reset(io.NewSectionReader(u.a.r, e.data, e.packed))
 	c := &fileContent{u: u, e: e, from: u.in}
@@ -106,8 +106,8 @@ func (u *unpacker) openFile(e *zipEntry) *fileContent {
 	return c
 }
 
-// forEachFile calls fn for every file in the order of names. fn must read the content to its end. The reader fails if the
-// content does not match the directory.
+// forEachFile calls fn for every file of the ZIP in the order of names. fn must read the content to its end. Reading
+// fails if the content does not match the central directory.
 func (a *zipArchive) forEachFile(ctx context.Context, fn func(e *zipEntry, content io.Reader) error) error {
 	u := a.unpacker(ctx)
 	for i := range a.files {
@@ -123,7 +123,7 @@ func (a *zipArchive) forEachFile(ctx context.Context, fn func(e *zipEntry, conte
 	return nil
 }
 
-// fileContent is the unpacked content of a file, counted and verified.
+// fileContent reads the unpacked content of a file in a ZIP, counts its bytes and verifies its checksum.
 type fileContent struct {
 	u    *unpacker
 	e    *zipEntry
@@ -150,7 +150,7 @@ func (c *fileContent) Read(p []byte) (int, error) {
 	return n, c.err
 }
 
-// readError returns the error of the reader for an error of the decompressor.
+// readError converts an error of the decompressor into the error that Read returns.
 func (c *fileContent) readError(err error) error {
 	if c.n > c.e.size {
 		return entryZIPError(c.e.raw, "unpacks to more than the stated %d bytes", c.e.size)

@@ -8,8 +8,8 @@ import (
 	"io"
 )
 
-// Check reads a whole ZIP and validates it. An invalid ZIP is an *Error. Limits bound its running time, and
-// SKILL.md and the names bound its memory.
+// Check reads the whole ZIP of a skill and validates it. An invalid ZIP is an *Error. Limits bound its running time,
+// and SKILL.md and the names bound its memory.
 func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Metadata, error) {
 	a, err := openArchive(ctx, r, size, lim)
 	if err != nil {

@@ -45,7 +45,7 @@ const (
 	unixExecutable = 0o111
 )
 
-// zipEntry is a file or a folder in the central directory.
+// zipEntry is a file or a folder in the central directory of a ZIP.
 type zipEntry struct {
 	raw    string // name as in the ZIP
 	name   string // without the trailing slash of a folder
@@ -60,7 +60,7 @@ type zipEntry struct {
 	data   int64 // offset of its content
 }
 
-// readDirectory reads the central directory and validates each entry separately.
+// readDirectory reads the central directory of a ZIP and validates each entry separately.
 func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]zipEntry, error) {
 	if size > lim.Packed {
 		return nil, tooLargeError("has %d bytes; the limit is %d", size, lim.Packed)
@@ -99,8 +99,8 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]zipEntry, error) {
 	return list, locateContents(r, list, at)
 }
 
-// readEndRecord finds the end record and returns the position of the central directory. The directory must end where the
-// record begins, and nothing may follow the record.
+// readEndRecord finds the end record of a ZIP and returns the position of the central directory. The directory must end
+// where the record begins, and nothing may follow the record.
 func readEndRecord(r io.ReaderAt, size int64) (at, length int64, count int, err error) {
 	tail := make([]byte, min(size, endRecordLength+1<<16))
 	if err := readAt(r, tail, size-int64(len(tail))); err != nil {
@@ -128,7 +128,7 @@ func readEndRecord(r io.ReaderAt, size int64) (at, length int64, count int, err 
 	return at, length, count, nil
 }
 
-// readEntry reads the next entry of the central directory.
+// readEntry reads the next entry of the central directory; used is the entry's length in bytes.
 func readEntry(in *bufio.Reader) (e zipEntry, used int64, err error) {
 	var h [centralHeaderLength]byte
 	if err := readFull(in, h[:]); err != nil {
@@ -161,7 +161,7 @@ func readEntry(in *bufio.Reader) (e zipEntry, used int64, err error) {
 	return e, int64(centralHeaderLength + len(rest) + commentLen), err
 }
 
-// check validates an entry's kind, compression method and stated sizes.
+// check validates an entry's file type, compression method and stated sizes.
 func (e *zipEntry) check(attributes uint32, extra []byte) error {
 	switch kind := attributes >> 16 & unixTypeMask; {
 	case kind != 0 && kind != unixTypeFile && kind != unixTypeFolder, attributes&refusedAttributes != 0:
@@ -211,8 +211,8 @@ func (e *zipEntry) checkExtra(extra []byte) error {
 	return nil
 }
 
-// locateContents reads the local headers, which must match the directory, and returns an error if the ranges of entries
-// overlap.
+// locateContents reads the local headers of a ZIP, which must match the central directory, and returns an error if the
+// contents of entries overlap.
 func locateContents(r io.ReaderAt, list []zipEntry, directory int64) error {
 	order := make([]*zipEntry, len(list))
 	for i := range list {
@@ -262,7 +262,7 @@ func (e *zipEntry) locateContent(r io.ReaderAt, directory int64) error {
 	return e.checkExtra(rest[nameLen:])
 }
 
-// readAt fills b from an offset.
+// readAt fills b with the bytes of a ZIP at an offset.
 func readAt(r io.ReaderAt, b []byte, at int64) error {
 	n, err := r.ReadAt(b, at)
 	if n == len(b) {
@@ -278,7 +278,7 @@ func readFull(in io.Reader, b []byte) error {
 	return nil
 }
 
-// classifyReadError distinguishes a truncated ZIP from a read error.
+// classifyReadError returns an *Error if a read reached the end of the ZIP too early, and otherwise err with context.
 func classifyReadError(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return zipError("is cut off")

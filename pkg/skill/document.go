@@ -9,8 +9,8 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// readDocument parses the front matter of SKILL.md: YAML between two lines of three hyphens, the first of which
-// must be the first line.
+// readDocument returns the name and the description in the front matter of SKILL.md: YAML between two lines of three
+// hyphens, the first of which must be the first line.
 func readDocument(document string) (name, description string, err error) {
 	switch {
 	case !utf8.ValidString(document):
@@ -44,7 +44,7 @@ func readDocument(document string) (name, description string, err error) {
 	return name, description, nil
 }
 
-// splitFrontMatter returns the front matter and the text after it.
+// splitFrontMatter returns the front matter of SKILL.md and the text after it.
 func splitFrontMatter(document string) (front, body string, ok bool) {
 	document = strings.TrimPrefix(document, "\ufeff")
 	first, rest, ok := strings.Cut(document, "\n")
@@ -64,7 +64,7 @@ func splitFrontMatter(document string) (front, body string, ok bool) {
 	return "", document, false
 }
 
-// textField returns a required field, which must be a text.
+// textField returns a required field of the front matter, which must be a text.
 func textField(fields map[string]yaml.Node, name string) (string, error) {
 	n, ok := fields[name]
 	switch {
@@ -78,7 +78,7 @@ func textField(fields map[string]yaml.Node, name string) (string, error) {
 	return n.Value, nil
 }
 
-// isName reports whether a name matches ^[a-z0-9]+([.-][a-z0-9]+)*$.
+// isName reports whether the name of a skill matches ^[a-z0-9]+([.-][a-z0-9]+)*$.
 func isName(s string) bool {
 	if s == "" || len(s) > maxSkillNameLength {
 		return false
@@ -97,7 +97,7 @@ func isName(s string) bool {
 	return !joint
 }
 
-// oneLine returns a parser's message on one line of limited length.
+// oneLine returns the message of a YAML parser on one line of limited length.
 func oneLine(s string) string {
 	return truncate.Text(strings.Join(strings.Fields(s), " "), 200)
 }

@@ -21,10 +21,10 @@ const (
 	extractedFolderMode = 0o555
 )
 
-// Extract extracts a ZIP into the folder parent/digest and returns its path. It performs all checks of Check, and
-// the ZIP must have the digest. The folder appears atomically, even if other processes extract the same ZIP at the
-// same time. An existing folder is returned unchanged, without reading the ZIP. The parent is created if it does
-// not exist.
+// Extract extracts a skill's ZIP into the folder parent/digest and returns its path. It performs all checks of Check,
+// and the ZIP must have the digest. The folder appears atomically, even if other processes extract the same ZIP at the
+// same time. An existing folder is returned unchanged, without reading the ZIP. The parent is created if it does not
+// exist.
 func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest string) (dir string, err error) {
 	if !events.IsDigest(digest) {
 		return "", fmt.Errorf("extract a skill: %s is not a SHA-256 in hex", quoteName(digest))
@@ -56,7 +56,7 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 	return dir, nil
 }
 
-// checkDigest returns an error unless the ZIP has the digest.
+// checkDigest returns an error unless the ZIP has the given SHA-256.
 func (a *zipArchive) checkDigest(ctx context.Context, digest string) error {
 	have, err := sha256Of(ctx, a.r, a.size)
 	if err == nil && have != digest {
@@ -79,7 +79,7 @@ func isFolder(dir string) (bool, error) {
 	return true, nil
 }
 
-// writeTree writes folders and files, syncs them to disk, and makes the folders read-only.
+// writeTree writes the folders and files of the ZIP below dir, syncs them to disk, and makes the folders read-only.
 func (a *zipArchive) writeTree(ctx context.Context, dir string) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -153,7 +153,8 @@ func syncFolder(root *os.Root, name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// moveToFinalName renames the folder to its final name. If another process was faster, its folder has the same content.
+// moveToFinalName renames the extracted folder own to dir. If another process was faster, the existing folder dir has
+// the same content and own is not needed.
 func moveToFinalName(own, dir string) error {
 	err := os.Rename(own, dir)
 	if err == nil {
@@ -180,7 +181,7 @@ func removeExtracted(dir string) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// wrapWriteError adds context to errors other than an *Error.
+// wrapWriteError adds context to an error of writing files, but returns an *Error unchanged.
 func wrapWriteError(err error) error {
 	var refused *Error
 	if errors.As(err, &refused) {

@@ -11,7 +11,8 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// checkEntryPath validates an entry's path: it must stay inside the folder and must be displayed as it is.
+// checkEntryPath validates the path of an entry in a ZIP: the path must stay inside the folder, and terminals must
+// display it unchanged.
 func checkEntryPath(raw string) (name string, folder bool, err error) {
 	if raw == "" {
 		return "", false, refusedEntryError(raw, "has an entry without a name")
@@ -75,8 +76,8 @@ type treePath struct {
 	listed bool // has its own entry
 }
 
-// checkPaths returns an error for two entries that are the same on some file system, and for files that are also
-// folders.
+// checkPaths returns the folders of a ZIP. It returns an error for two entries whose paths are the same on some file
+// system, and for a file that is also a folder.
 func checkPaths(list []zipEntry, lim Limits) ([]string, error) {
 	t := pathTree{fold: cases.Fold(), paths: map[string]treePath{}, limit: lim.Files}
 	for i := range list {
@@ -126,6 +127,7 @@ func (t *pathTree) addEntry(e *zipEntry) error {
 	return nil
 }
 
+// sortBy sorts a list by the key of each element.
 func sortBy[T any, K cmp.Ordered](list []T, key func(T) K) {
 	slices.SortFunc(list, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
 }

@@ -14,17 +14,17 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-// IgnoreFile is the file of a skill's folder that lists, in gitignore syntax, what is not packed. It is not packed
-// itself.
+// IgnoreFile is the file in a skill's folder that lists, in gitignore syntax, the files that PackFolder leaves out. It
+// is left out itself.
 const IgnoreFile = ".skillignore"
 
-// DefaultIgnoreRules lists rules that precede those of IgnoreFile, which may revert them.
+// DefaultIgnoreRules are ignore rules that apply before those of IgnoreFile, which may revert them.
 const DefaultIgnoreRules = ".git\nnode_modules\n.DS_Store\n__pycache__\n"
 
 // maxIgnoreFileSize is the maximum size of IgnoreFile in bytes.
 const maxIgnoreFileSize = 64 << 10
 
-// packedEntryTime is the time of every entry: the earliest time of the ZIP format.
+// packedEntryTime is the modification time of every entry of a packed ZIP: the earliest time of the ZIP format.
 var packedEntryTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // PackFolder writes a folder's content as a ZIP: sorted, with fixed times, and with only the execute bit of the modes.
@@ -102,7 +102,7 @@ func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
 	return err
 }
 
-// readIgnoreFile returns the folder's own rules, or "".
+// readIgnoreFile returns the rules of the folder's IgnoreFile, or "" if there is none.
 func readIgnoreFile(root *os.Root) (string, error) {
 	f, err := root.Open(IgnoreFile)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -2,11 +2,11 @@ package skill
 
 import "strings"
 
-// PromptBudget is the default size in bytes that skills may have in a system prompt; above it only their names and
-// descriptions are included.
+// PromptBudget is the default maximum size in bytes of skills in a system prompt; if they are larger, the prompt has
+// only their names and descriptions.
 const PromptBudget = 12_000
 
-// PromptSkill is a skill that is offered to an agent.
+// PromptSkill is a skill that a system prompt offers to an agent.
 type PromptSkill struct {
 	Name        string
 	Description string
@@ -14,9 +14,10 @@ type PromptSkill struct {
 	Document    string // complete text of SKILL.md
 }
 
-// FormatPrompt returns the part of a system prompt about an agent's skills: each SKILL.md without its front matter or,
-// above the budget, each description with the instruction to read SKILL.md before use. A skill without Dir keeps
-// its document, because the agent cannot read it later. A budget of 0 means PromptBudget; no skills give "".
+// FormatPrompt returns the part of a system prompt about an agent's skills: each SKILL.md without its front matter. If
+// these exceed the budget, each description follows instead, with the instruction to read SKILL.md before use. A skill
+// without Dir keeps its document, because the agent cannot read it later. A budget of 0 means PromptBudget; no skills
+// give "".
 func FormatPrompt(list []PromptSkill, budget int) string {
 	if len(list) == 0 {
 		return ""
@@ -53,7 +54,7 @@ func formatSkills(list []PromptSkill, note string, say func(PromptSkill) string)
 	return b.String()
 }
 
-// withoutFrontMatter returns a document without its front matter.
+// withoutFrontMatter returns the text of SKILL.md after its front matter.
 func withoutFrontMatter(document string) string {
 	_, body, _ := splitFrontMatter(document)
 	return strings.TrimSpace(body)

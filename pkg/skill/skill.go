@@ -16,7 +16,7 @@ import (
 // DocumentName is the file at a skill's root that describes the skill.
 const DocumentName = "SKILL.md"
 
-// Limits limit a skill. A field of 0 means its default.
+// Limits are the maximum sizes of a skill. A field of 0 means its default.
 type Limits struct {
 	Files    int   // number of files, and as many folders; 10,000
 	Packed   int64 // size of the ZIP in bytes; 100 MiB
@@ -60,7 +60,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Metadata describes the skill in a valid ZIP.
+// Metadata describes the skill in a valid ZIP: names, sizes and digest.
 type Metadata struct {
 	Name          string // from the front matter
 	Description   string // from the front matter
@@ -90,7 +90,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Field + ": " + e.Message() }
 
-// Message returns the error without its field. The name of an entry is quoted in ASCII and truncated.
+// Message returns the text of the error without the field. The name of an entry is quoted in ASCII and truncated.
 func (e *Error) Message() string {
 	if e.Entry == "" {
 		return e.Detail
@@ -98,7 +98,7 @@ func (e *Error) Message() string {
 	return "entry " + quoteName(e.Entry) + " " + e.Detail
 }
 
-// maxQuotedNameLength is the maximum size in bytes of a quoted name.
+// maxQuotedNameLength is the maximum size in bytes of an entry's name in an error.
 const maxQuotedNameLength = 128
 
 func quoteName(s string) string { return truncate.Quote(s, maxQuotedNameLength) }

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// Tar writes the files that Extract would create as a tar: sorted, owned by root, with fixed times, so that a ZIP
-// always gives the same bytes. It performs all checks of Check. After an error the output is a partial tar without
-// its end.
+// Tar writes the files of a skill's ZIP, as Extract would create them, as a tar: sorted, owned by root, with fixed
+// times, so that a ZIP always gives the same bytes. It performs all checks of Check. After an error the output is a
+// partial tar without its end.
 func Tar(ctx context.Context, r io.ReaderAt, size int64, w io.Writer) error {
 	a, err := openArchive(ctx, r, size, Limits{})
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// checkExport validates the output of `opencode export`: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It decodes
-// one message at a time.
+// checkExport validates a transcript of OpenCode, the output of `opencode export`: {"info": …, "messages": [{"info": …,
+// "parts": […]}, …]}. It decodes one message at a time.
 func checkExport(r io.Reader) (Info, error) {
 	e := &exportReader{in: json.NewDecoder(&strictReader{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
 	err := e.readDocument()
@@ -35,7 +35,7 @@ type exportReader struct {
 	n    int             // number of the message
 }
 
-// readDocument validates the whole document.
+// readDocument validates the whole output of `opencode export`.
 func (e *exportReader) readDocument() error {
 	if err := e.expectDelimiter(json.Delim('{')); err != nil {
 		return err
@@ -80,7 +80,7 @@ func (e *exportReader) expectDelimiter(want json.Delim) error {
 	return nil
 }
 
-// readValue reads the next value, which must be an object.
+// readValue reads the next JSON value, which must be an object.
 func (e *exportReader) readValue() (map[string]json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := e.in.Decode(&raw); err != nil {
@@ -127,7 +127,7 @@ func (e *exportReader) readMessages() error {
 	return e.expectDelimiter(json.Delim(']'))
 }
 
-// readMessage validates a message and its parts.
+// readMessage validates a message of OpenCode and its parts.
 func (e *exportReader) readMessage(m map[string]json.RawMessage) error {
 	info := innerObject(m["info"])
 	id, role := stringValue(info["id"]), stringValue(info["role"])
@@ -157,8 +157,8 @@ func (e *exportReader) readMessage(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// strictReader is a reader that fails if the text is not UTF-8, is nested too deep, or contains a value longer than MaxLineLength,
-// before a decoder buffers that text.
+// strictReader is a reader that fails if JSON text is not UTF-8, is nested too deep, or contains a value longer than
+// MaxLineLength, before a decoder buffers that text.
 type strictReader struct {
 	r      io.Reader
 	depth  int
@@ -168,7 +168,7 @@ type strictReader struct {
 	rest   []byte // the first bytes of a character whose other bytes are not read yet
 }
 
-// messageListDepth is the depth of the list's messages in the document: {"messages": [ … ]}.
+// messageListDepth is the nesting depth of the messages in the output of `opencode export`: {"messages": [ … ]}.
 const messageListDepth = 2
 
 func (s *strictReader) Read(p []byte) (int, error) {
@@ -214,7 +214,7 @@ func (s *strictReader) checkBytes(p []byte) error {
 	return nil
 }
 
-// isValidUTF8 reports whether the text read so far is valid UTF-8.
+// isValidUTF8 reports whether the text is valid UTF-8 up to the end of p, the bytes that were read last.
 func (s *strictReader) isValidUTF8(p []byte) bool {
 	p = append(bytes.Clone(s.rest), p...)
 	end := len(p)

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	// MaxLineLength is the maximum length in bytes of a line, or of a message of OpenCode.
+	// MaxLineLength is the maximum length in bytes of a line of a transcript, or of a message of OpenCode.
 	MaxLineLength = 16 << 20
 	// MaxNestingDepth is the maximum nesting of JSON in a transcript.
 	MaxNestingDepth = 200
@@ -38,7 +38,7 @@ type Info struct {
 	Messages       uint32 `json:"messages"`       // messages of user and agent, without results of tools
 }
 
-// Error is returned for a transcript that a session cannot continue.
+// Error is returned for a transcript that Spool refuses because no session could continue it.
 type Error struct {
 	Line   int    // number of the line, or of the message for OpenCode, from 1; 0 for the whole file
 	Detail string // the problem and its remedy
@@ -55,10 +55,10 @@ func refusedError(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// unknownFormatDetail is the detail of the error for a file in none of the three formats.
+// unknownFormatDetail is the detail of the error for a file in none of the three transcript formats.
 const unknownFormatDetail = "must be a transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
 
-// Check reads a transcript to its end. The error is an *Error, or an error of r.
+// Check reads a transcript to its end and validates it. The error is an *Error, or an error of r.
 func Check(r io.Reader) (Info, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	first, err := readLine(in)
@@ -83,7 +83,8 @@ func Check(r io.Reader) (Info, error) {
 	return Info{}, refusedError(0, unknownFormatDetail)
 }
 
-// removedNewline returns the newline that readLine removed from the first line; after io.EOF there was none.
+// removedNewline returns a reader of the newline that readLine removed from the first line, or of nothing if readLine
+// reached the end of the file.
 func removedNewline(end error) io.Reader {
 	if end != nil {
 		return bytes.NewReader(nil)
@@ -91,7 +92,7 @@ func removedNewline(end error) io.Reader {
 	return bytes.NewReader([]byte("\n"))
 }
 
-// setErrorLine sets the line of an *Error that has none.
+// setErrorLine sets the line number of err if err is an *Error without one.
 func setErrorLine(n int, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.Line == 0 {
@@ -100,7 +101,8 @@ func setErrorLine(n int, err error) error {
 	return err
 }
 
-// readLine returns the next line without its newline. With io.EOF it returns the text after the last newline.
+// readLine returns the next line without its newline. At the end of the file it returns io.EOF together with the text
+// after the last newline.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
@@ -118,7 +120,7 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// lineFormat validates the lines of a transcript in one agent's format.
+// lineFormat validates the lines of a transcript in the format of one architecture.
 type lineFormat interface {
 	// checkLine validates a line that is a JSON object.
 	checkLine(m map[string]json.RawMessage) error
@@ -126,7 +128,8 @@ type lineFormat interface {
 	end() (Info, error)
 }
 
-// checkLines validates JSON lines, the first of which was already read; end is the error that came with it.
+// checkLines validates the JSON lines of a transcript. line is the first line, which was already read, and end the
+// error with which it was read.
 func checkLines(in *bufio.Reader, line []byte, end error, f lineFormat) (Info, error) {
 	for n := 1; ; n++ {
 		if n > MaxEntries {
@@ -154,7 +157,7 @@ func checkLines(in *bufio.Reader, line []byte, end error, f lineFormat) (Info, e
 	}
 }
 
-// parseObject returns the members of a line that must be a JSON object.
+// parseObject returns the members of a transcript line, which must be a JSON object.
 func parseObject(raw []byte) (map[string]json.RawMessage, error) {
 	switch {
 	case !utf8.Valid(raw):
@@ -239,7 +242,7 @@ func parseUUID(s string) (id uuid, ok bool) {
 	return id, true
 }
 
-// claudeFormat is the form of a session file of Claude Code.
+// claudeFormat validates the lines of a session file of Claude Code.
 type claudeFormat struct {
 	info    Info
 	seen    map[uuid]bool
@@ -291,7 +294,7 @@ func (c *claudeFormat) checkLine(m map[string]json.RawMessage) error {
 	return nil
 }
 
-// checkMessage validates the field message of a line, which must have the role kind.
+// checkMessage validates the field message of a transcript line, which must have the role kind.
 func (c *claudeFormat) checkMessage(kind string, m map[string]json.RawMessage) error {
 	if stringValue(m["role"]) != kind {
 		return refusedError(0, "message.role must be %s", kind)
@@ -335,7 +338,7 @@ func requireMessages(i Info) (Info, error) {
 	return i, nil
 }
 
-// codexFormat is the form of a rollout file of Codex.
+// codexFormat validates the lines of a rollout file of Codex.
 type codexFormat struct {
 	info Info
 	n    int

@@ -9,16 +9,18 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// RoleURLs are the RoleURLs of one database for each of the roles.
+// RoleURLs holds the URLs of one database for each of its roles.
 type RoleURLs struct{ Superuser, Projector, Gateway string }
 
-// NewDatabase returns a new database with the roles and without read models. It is dropped when the test ends.
+// NewDatabase creates a database that has the roles of the read models and no tables yet. It is dropped when the test
+// ends.
 func NewDatabase(t testing.TB) RoleURLs {
 	t.Helper()
 	return CreateRoles(t, pgtest.NewDatabase(t))
 }
 
-// CreateRoles creates the roles in a database of a server that trusts its socket. The URL must be that of a superuser.
+// CreateRoles creates the roles of the read models in a database of a server that trusts its socket. The URL must be
+// that of a superuser.
 func CreateRoles(t testing.TB, superuser string) RoleURLs {
 	t.Helper()
 	if err := readmodel.CreateRoles(t.Context(), superuser, readmodel.Passwords{}); err != nil {

@@ -112,7 +112,7 @@ func testExecKill(f *fixture) {
 	}
 }
 
-// testExecRunner checks that "runner" as the first argument means the runner's own binary.
+// testExecRunner checks that a command whose first argument is "runner" runs the sandbox's own runner binary.
 func testExecRunner(f *fixture) {
 	box := f.createSandbox(f.newSpec())
 	out, errs, code := f.runCommand(box, sandbox.Command{Args: []string{"runner", "--help"}}, "")
@@ -121,7 +121,8 @@ func testExecRunner(f *fixture) {
 	}
 }
 
-// testExecEnvironment checks that a command has the sandbox's variables and its own, and none of the executor's.
+// testExecEnvironment checks that a command has the variables of the sandbox and of the command, and none of the
+// executor's.
 func testExecEnvironment(f *fixture) {
 	box := f.createSandbox(f.newSpec())
 	out, _, _ := f.runCommand(box, sandbox.Command{Args: []string{"env"}, Env: map[string]string{"GIVEN": "a b"}}, "")

@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// testFilesPutGet checks that Put and Get carry content unchanged, and that an upload that breaks off leaves nothing.
+// testFilesPutGet checks that Put and Get transfer content unchanged, and that an interrupted upload leaves no file.
 func testFilesPutGet(f *fixture) {
 	files := f.createSandbox(f.newSpec()).Files()
 	body := make([]byte, 3<<20)
@@ -45,7 +45,7 @@ type errReader struct{ err error }
 
 func (r errReader) Read([]byte) (int, error) { return 0, r.err }
 
-// checkContent checks the content of a file.
+// checkContent fails the test unless a file of the workspace has the content want.
 func (f *fixture) checkContent(files sandbox.Files, name string, want []byte) {
 	f.Helper()
 	r, err := files.Get(f.ctx, name)
@@ -174,7 +174,8 @@ func testFilesRemove(f *fixture) {
 	}
 }
 
-// testListOutside tests listings that follow the links that testFilesSymlinks leaves out.
+// testListOutside checks that listings do not follow those links out of the workspace that testFilesSymlinks leaves
+// out.
 func testListOutside(f *fixture) {
 	box := f.createSandbox(f.newSpec())
 	if _, _, code := f.runShell(box, `mkdir -p in/side && touch in/side/file && ln -s / root && ln -s .. up && ln -s in alias && ln -s "$(pwd)/in" absolute`); code != 0 {

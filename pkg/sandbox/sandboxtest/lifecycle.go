@@ -11,7 +11,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// testCreateTwice checks that a second Create with the same id, by another provider, returns the first sandbox.
+// testCreateTwice checks that a second Create with the same id, by another Provider value, returns the first sandbox.
 func testCreateTwice(f *fixture) {
 	spec := f.newSpec()
 	first := f.createSandbox(spec)
@@ -36,8 +36,8 @@ func testCreateTwice(f *fixture) {
 	}
 }
 
-// testCreateAfterKill calls Create for a sandbox whose runner was killed. Create starts the runner again, or creates a new
-// sandbox if the old one ended with its runner.
+// testCreateAfterKill checks that Create, for a sandbox whose runner was killed, starts the runner again, or creates a
+// new sandbox if the old one ended with its runner.
 func testCreateAfterKill(f *fixture) {
 	spec := f.newSpec()
 	f.failOnError(f.createSandbox(spec).Files().Put(f.ctx, "mark", strings.NewReader("kept")))
@@ -70,7 +70,7 @@ func testCreateAfterKill(f *fixture) {
 	}
 }
 
-// testAttachFromOtherProvider checks that another provider of the engine can attach to a sandbox.
+// testAttachFromOtherProvider checks that another Provider value of the same engine can attach to a sandbox.
 func testAttachFromOtherProvider(f *fixture) {
 	spec := f.newSpec()
 	f.failOnError(f.createSandbox(spec).Files().Put(f.ctx, "mark", strings.NewReader("2")))
@@ -113,7 +113,7 @@ func testList(f *fixture) {
 // pauseWatchTime is the time that the suite watches a paused process for output.
 const pauseWatchTime = 300 * time.Millisecond
 
-// testPause pauses a process in the middle of its work, and checks that it continues after Resume.
+// testPause pauses a sandbox while a process works in it, and checks that the process stops and continues after Resume.
 func testPause(f *fixture, p sandbox.Pauser) {
 	spec := f.newSpec()
 	box := f.createSandbox(spec)
@@ -180,7 +180,7 @@ func testPause(f *fixture, p sandbox.Pauser) {
 	f.checkError(err, sandbox.ErrNotFound)
 }
 
-// testAdopt assigns a sandbox without a session to a session, and then to a later epoch.
+// testAdopt checks that Adopt assigns a pooled sandbox to a session, and then to a later epoch of that session.
 func testAdopt(f *fixture, p sandbox.Adopter) {
 	spec := f.newSpec()
 	session := spec.Labels
@@ -213,7 +213,8 @@ func testAdopt(f *fixture, p sandbox.Adopter) {
 	f.checkError(err, sandbox.ErrNotFound)
 }
 
-// testWorkspaceHandover hands a workspace from one sandbox of a session to the next, and from that one to a third.
+// testWorkspaceHandover checks that the workspace of a session is handed over from one sandbox to the next, and from
+// that one to a third.
 func testWorkspaceHandover(f *fixture) {
 	spec := f.newSpec()
 	box := f.createSandbox(spec)
@@ -247,7 +248,7 @@ func testWorkspaceHandover(f *fixture) {
 	}
 }
 
-// checkWorkspaceKept checks whether a sandbox reports that its workspace was kept, if it reports that.
+// checkWorkspaceKept fails the test if a sandbox reports whether its workspace was kept, and the report is not want.
 func (f *fixture) checkWorkspaceKept(box sandbox.Sandbox, want bool) {
 	f.Helper()
 	if r, ok := box.(sandbox.WorkspaceReporter); ok && r.Kept() != want {
@@ -255,7 +256,7 @@ func (f *fixture) checkWorkspaceKept(box sandbox.Sandbox, want bool) {
 	}
 }
 
-// listedInfo returns a sandbox as the provider lists it.
+// listedInfo returns the Info with which the provider lists a sandbox.
 func (f *fixture) listedInfo(id string) sandbox.Info {
 	f.Helper()
 	infos, err := f.s.New(f).List(f.ctx)

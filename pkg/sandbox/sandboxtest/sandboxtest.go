@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// TestedProvider describes the sandbox provider that the test suite tests.
+// TestedProvider describes the sandbox provider that the test suite tests, and what it supports.
 type TestedProvider struct {
 	// New returns a provider. Within one test, each call must return another object for the same engine, like that of
 	// an executor that was restarted.
@@ -31,13 +31,14 @@ type TestedProvider struct {
 	EndsWithRunner bool
 }
 
-// waitTimeout is the time limit of every wait of the suite.
+// waitTimeout is the maximum time for which a test of the suite waits for an effect.
 const waitTimeout = 30 * time.Second
 
-// secretVariable names a variable of the test process that sandboxes must not see.
+// secretVariable is the name of an environment variable of the test process that sandboxes must not see.
 const secretVariable = "SPOOL_SANDBOXTEST_SECRET"
 
-// TestProvider runs the suite. It sets a variable of the process, so the calling test must not be parallel.
+// TestProvider runs the conformance suite of sandbox providers. It sets a variable of the process, so the calling test
+// must not be parallel.
 func TestProvider(t *testing.T, s TestedProvider) {
 	t.Setenv(secretVariable, "must-not-be-seen")
 	for _, c := range []struct {
@@ -80,7 +81,7 @@ func TestProvider(t *testing.T, s TestedProvider) {
 	}
 }
 
-// runTest runs a test of the suite, in parallel with the others.
+// runTest runs one test of the suite, in parallel with the others.
 func (s TestedProvider) runTest(t *testing.T, name string, test func(*fixture)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
@@ -90,7 +91,7 @@ func (s TestedProvider) runTest(t *testing.T, name string, test func(*fixture)) 
 	})
 }
 
-// fixture is a running test of the suite, with a provider of its own.
+// fixture holds one running test of the suite, with a provider of its own.
 type fixture struct {
 	*testing.T
 	s   TestedProvider
@@ -98,7 +99,7 @@ type fixture struct {
 	ctx context.Context
 }
 
-// newID returns a new id.
+// newID returns a new id of the given kind.
 func (f *fixture) newID(kind events.Kind) string {
 	f.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
@@ -113,7 +114,7 @@ func (f *fixture) failOnError(err error) {
 	}
 }
 
-// checkError checks that err is target.
+// checkError fails the test unless err is target, as errors.Is defines it.
 func (f *fixture) checkError(err, target error) {
 	f.Helper()
 	if !errors.Is(err, target) {
@@ -121,7 +122,7 @@ func (f *fixture) checkError(err, target error) {
 	}
 }
 
-// newSpec returns the spec of a new sandbox of a new session.
+// newSpec returns the spec of a new sandbox for a new session.
 func (f *fixture) newSpec() sandbox.Spec {
 	f.Helper()
 	return sandbox.Spec{ID: f.newID(events.KindSandbox), Labels: sandbox.Labels{

@@ -8,8 +8,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// testTerminateLeavesNoProcess starts processes that could outlive the sandbox: a child, a grandchild in its own session,
-// and a daemon that has detached from its parents.
+// testTerminateLeavesNoProcess checks that Terminate ends processes that could outlive the sandbox: a child, a
+// grandchild in its own session, and a daemon that has detached from its parents.
 func testTerminateLeavesNoProcess(f *fixture) {
 	spec := f.newSpec()
 	box := f.createSandbox(spec)

@@ -30,7 +30,8 @@ func extraField(id uint16, field ...byte) []byte {
 	return append(binary.LittleEndian.AppendUint16(b, uint16(len(field))), field...) //nolint:gosec // a few bytes
 }
 
-// UnsafeEntryZIPs returns ZIPs with paths that leave the folder, or with entries that are neither files nor folders.
+// UnsafeEntryZIPs returns invalid ZIPs with paths that leave the folder, or with entries that are neither files nor
+// folders.
 func UnsafeEntryZIPs() []InvalidZIP {
 	entry := func(name string, it ZIPEntry, says string) InvalidZIP {
 		return InvalidZIP{name, BuildZIP(DocumentEntry(), it), codeEntryRefused, "", says}
@@ -75,7 +76,7 @@ func localHeaderOnly(field []byte) []byte {
 	return AppendDirectory(append(first, second...), append(dir, plain...), 2)
 }
 
-// ForgedArchives returns ZIP bombs, ZIPs whose headers are false, and ZIPs that are too large.
+// ForgedArchives returns invalid ZIPs: ZIP bombs, ZIPs whose headers are false, and ZIPs that are too large.
 func ForgedArchives() []InvalidZIP {
 	same, dir := ZIPEntry{Name: "a", Content: []byte("twice")}.AppendTo(nil, 0)
 	_, dir2 := ZIPEntry{Name: "b", Content: []byte("twice")}.AppendTo(nil, 0)
@@ -175,7 +176,7 @@ func InvalidDocumentZIPs() []InvalidZIP {
 	}
 }
 
-// withEntryCount returns a ZIP that states another number of entries.
+// withEntryCount returns a copy of the ZIP z whose end record states n entries.
 func withEntryCount(z []byte, n uint16) []byte {
 	z = bytes.Clone(z)
 	binary.LittleEndian.PutUint16(z[len(z)-14:], n)
@@ -183,7 +184,7 @@ func withEntryCount(z []byte, n uint16) []byte {
 	return z
 }
 
-// IncompressibleBytes returns content that cannot be compressed.
+// IncompressibleBytes returns n bytes that cannot be compressed.
 func IncompressibleBytes(n int) []byte {
 	b := make([]byte, n)
 	if _, err := rand.NewChaCha8([32]byte{}).Read(b); err != nil {

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// ValidDocument is a valid SKILL.md.
+// ValidDocument is the content of a valid SKILL.md.
 const ValidDocument = "---\nname: pdf-tools\ndescription: Reads and fills PDF forms.\n---\n# PDF\n\nDo this.\n"
 
-// ZIPEntry is an entry of a ZIP whose headers may be arbitrary.
+// ZIPEntry is an entry of a ZIP whose headers may be false.
 type ZIPEntry struct {
 	Name    string
 	Content []byte
@@ -31,13 +31,13 @@ type ZIPEntry struct {
 	Packed []byte // replaces the packed content
 }
 
-// falseNumber returns a number to state instead of the actual value.
+// falseNumber returns a number that a header states instead of the actual value.
 func falseNumber(n uint32) *uint32 { return &n }
 
-// FileEntry returns a plain file.
+// FileEntry returns the entry of a plain file.
 func FileEntry(name, content string) ZIPEntry { return ZIPEntry{Name: name, Content: []byte(content)} }
 
-// DocumentEntry returns SKILL.md.
+// DocumentEntry returns the entry of a valid SKILL.md.
 func DocumentEntry() ZIPEntry { return FileEntry("SKILL.md", ValidDocument) }
 
 func deflate(b []byte) []byte {
@@ -55,7 +55,7 @@ func deflate(b []byte) []byte {
 	return out.Bytes()
 }
 
-// BuildZIP returns a ZIP.
+// BuildZIP returns a ZIP with the given entries.
 func BuildZIP(items ...ZIPEntry) []byte {
 	var out, dir []byte
 	for _, it := range items {
@@ -67,7 +67,8 @@ func BuildZIP(items ...ZIPEntry) []byte {
 	return AppendDirectory(out, dir, len(items))
 }
 
-// AppendDirectory appends a directory with the given number of entries, and the end record.
+// AppendDirectory appends to the entries in out the central directory dir, whose end record states count entries, and
+// returns the complete ZIP.
 func AppendDirectory(out, dir []byte, count int) []byte {
 	le := binary.LittleEndian
 	at := uint32(len(out)) //nolint:gosec // a small ZIP
@@ -81,7 +82,8 @@ func AppendDirectory(out, dir []byte, count int) []byte {
 	return le.AppendUint16(out, 0)
 }
 
-// AppendTo appends the entry at an offset of a ZIP, and returns its entry for the directory.
+// AppendTo appends the entry to the ZIP out at offset at. It returns the longer ZIP, and the entry's header for the
+// central directory.
 func (it ZIPEntry) AppendTo(out []byte, at uint32) (with, entry []byte) {
 	le := binary.LittleEndian
 	packed, method := it.Content, uint16(0)
@@ -134,8 +136,9 @@ func (it ZIPEntry) AppendTo(out []byte, at uint32) (with, entry []byte) {
 	return out, append(append(entry, it.Name...), it.Extra...)
 }
 
-// QuotedHeaderBomb returns Fifield's bomb: each entry's content is the next local header, quoted as a stored block, and
-// everything that follows, so that all entries unpack the same kernel.
+// QuotedHeaderBomb returns Fifield's ZIP bomb, in which all entries unpack the same compressed data: the content of
+// each entry is the next local header, quoted as a stored block, and everything that follows. kernel is the unpacked
+// size of the shared data.
 func QuotedHeaderBomb(entries, kernel int) []byte {
 	core := ZIPEntry{Name: "z", Content: make([]byte, kernel)}
 	body, entry := core.AppendTo(nil, 0)

@@ -118,7 +118,7 @@ func (p *pass) trimSnapshots(ctx context.Context, k sessionKey, list []object) e
 	if err != nil || l.Life.Status == session.Deleted || l.Run.Snapshot.ID == "" {
 		return err
 	}
-	last := workspace.Name(k.Tenant, k.ID, l.Run.Snapshot.ID)
+	last := workspace.ManifestName(k.Tenant, k.ID, l.Run.Snapshot.ID)
 	if !slices.ContainsFunc(manifests, func(o object) bool { return o.Name == last }) {
 		return nil // the snapshot is newer than the list; the next pass handles it
 	}
@@ -158,7 +158,7 @@ func (p *pass) addNeeded(ctx context.Context, k sessionKey, manifest object, nee
 			return err
 		}
 	}
-	names, err := workspace.Packs(ctx, p.store, k.Tenant, k.ID, manifest.id())
+	names, err := workspace.PackNames(ctx, p.store, k.Tenant, k.ID, manifest.id())
 	if err != nil {
 		return fmt.Errorf("no snapshot is removed while one that stays cannot be read: %w", err)
 	}

@@ -29,7 +29,7 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer open.close()
 	p := &applying{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: newIndex()}
 	defer p.close()
-	if _, err := p.in.Greet(); err != nil {
+	if _, err := p.in.ReadHello(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
 	if err := p.readTree(); err != nil {
@@ -48,7 +48,7 @@ func (a Apply) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		a.Log.Warn("the index of files was not saved", "err", err)
 	}
 	w := wire.NewWriter(out)
-	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
+	return errors.Join(w.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion}), w.WriteJSON(wire.FrameEnd, p.end), w.Flush())
 }
 
 // blockPosition is the position of a block in the restored files: a file, and the number of the block in it.
@@ -87,7 +87,7 @@ func (p *applying) close() {
 
 // readTree reads the entries of the snapshot from the host, up to the frame Go.
 func (p *applying) readTree() error {
-	tree := wire.NewTree()
+	tree := wire.NewTreeValidator()
 	for {
 		t, content, err := p.in.Next()
 		if err != nil {
@@ -97,7 +97,7 @@ func (p *applying) readTree() error {
 			return nil
 		}
 		if t != wire.FrameEntry {
-			return wire.Unexpected(t)
+			return wire.UnexpectedFrameError(t)
 		}
 		e, err := wire.ParseEntry(content)
 		if err != nil {
@@ -117,10 +117,10 @@ func (p *applying) readTree() error {
 // within returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path
 // relative to it.
 func (p *applying) within(path string) (*os.Root, string) {
-	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
+	if rest, ok := strings.CutPrefix(path, wire.TreeRecords+"/"); ok {
 		return p.roots.state, rest
 	}
-	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
+	return p.roots.workspace, strings.TrimPrefix(path, wire.TreeWorkspace+"/")
 }
 
 // prepare creates the folders, the links and the empty files, and removes what is in the place of other files.
@@ -135,13 +135,13 @@ func (p *applying) prepare() error {
 			return err
 		}
 		switch e.Kind {
-		case wire.Dir:
+		case wire.KindDir:
 			err = makeFolder(dir, name)
-		case wire.Symlink:
+		case wire.KindSymlink:
 			if err = clearPath(dir, name); err == nil {
 				err = dir.Symlink(e.Target, name)
 			}
-		case wire.File:
+		case wire.KindFile:
 			p.end.Files++
 			p.end.Bytes += uint64(e.Size) //nolint:gosec // checked not to be negative
 			p.pending++
@@ -215,7 +215,7 @@ func (p *applying) readBlocks() error {
 		}
 		switch t {
 		case wire.FrameBlock:
-			h := wire.Sum(content)
+			h := wire.HashOf(content)
 			spots, ok := p.places[h]
 			if !ok {
 				return fmt.Errorf("block %s belongs to no file", h)
@@ -232,7 +232,7 @@ func (p *applying) readBlocks() error {
 			}
 			return nil
 		default:
-			return wire.Unexpected(t)
+			return wire.UnexpectedFrameError(t)
 		}
 	}
 }
@@ -240,8 +240,8 @@ func (p *applying) readBlocks() error {
 // write writes a block into the file with index i. It creates the file with the first block that arrives, and finishes it with the last.
 func (p *applying) write(i, block int, content []byte) (err error) {
 	e := &p.list[i]
-	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
-		return fmt.Errorf("block %d has %d bytes, want %d", block, len(content), e.BlockLen(block))
+	if len(e.Blocks) > 0 && len(content) != e.BlockLength(block) {
+		return fmt.Errorf("block %d has %d bytes, want %d", block, len(content), e.BlockLength(block))
 	}
 	dir, name, err := p.folder(e.Path)
 	if err != nil {
@@ -308,7 +308,7 @@ func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 	}
 	// The file system may store times with less precision than the snapshot.
 	if s := statOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
-		p.index.put(e.Path, known{kind: wire.File, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
+		p.index.put(e.Path, known{kind: wire.KindFile, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
 	}
 	return nil
 }
@@ -317,7 +317,7 @@ func (p *applying) finish(e *wire.Entry, dir *os.Root, name string) error {
 func (p *applying) finishFolders() error {
 	for i := len(p.list) - 1; i >= 0; i-- {
 		e := &p.list[i]
-		if e.Kind != wire.Dir {
+		if e.Kind != wire.KindDir {
 			continue
 		}
 		dir, name, err := p.folder(e.Path)

@@ -71,7 +71,7 @@ func (s stat) isSettled(read time.Time) bool {
 
 // known is the state of a file, folder or link when the last snapshot looked at it.
 type known struct {
-	kind      wire.Kind
+	kind      wire.EntryKind
 	mode      uint32
 	size      int64 // of the content; for a file that changed while it was read, stat.size may differ
 	stat      stat
@@ -85,7 +85,7 @@ type known struct {
 // hasEqualEntry reports whether k and l are the same entry in a snapshot.
 func (k known) hasEqualEntry(l known) bool {
 	return k.kind == l.kind && k.mode == l.mode && k.size == l.size && k.unsettled == l.unsettled && k.target == l.target &&
-		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
+		(k.kind == wire.KindSymlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
 }
 
 // equals reports whether all fields of k and l are equal.
@@ -120,7 +120,7 @@ func newIndex() *index { return &index{folders: map[string]*section{}} }
 
 // get returns an entry by its path. A section that cannot be parsed counts as absent.
 func (x *index) get(path string) (known, bool) {
-	folder, name := wire.Split(path)
+	folder, name := wire.SplitPath(path)
 	s := x.folders[folder]
 	if s == nil {
 		return known{}, false
@@ -131,7 +131,7 @@ func (x *index) get(path string) (known, bool) {
 
 // put adds an entry to the section of its folder, which must be a section that this process created.
 func (x *index) put(path string, k known) {
-	folder, name := wire.Split(path)
+	folder, name := wire.SplitPath(path)
 	s := x.folders[folder]
 	if s == nil {
 		s = &section{entries: map[string]known{}}
@@ -268,7 +268,7 @@ const (
 	flagUnsettled
 )
 
-var indexKinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
+var indexKinds = [...]wire.EntryKind{wire.KindFile, wire.KindDir, wire.KindSymlink}
 
 // append appends the binary form of an entry and its name to to.
 func (k known) append(to []byte, name string) []byte {
@@ -320,13 +320,13 @@ func readKnown(r *bytes.Reader) (name string, k known, err error) {
 	if k.target, err = readString(r); err != nil {
 		return "", k, err
 	}
-	if k.kind != wire.File {
+	if k.kind != wire.KindFile {
 		return name, k, nil
 	}
-	if k.size < 0 || k.size > wire.MaxFileSize || wire.Blocks(k.size)*len(wire.Hash{}) > r.Len() {
+	if k.size < 0 || k.size > wire.MaxFileSize || wire.BlockCount(k.size)*len(wire.Hash{}) > r.Len() {
 		return "", k, errDamaged
 	}
-	k.blocks = make([]wire.Hash, wire.Blocks(k.size))
+	k.blocks = make([]wire.Hash, wire.BlockCount(k.size))
 	for i := range k.blocks {
 		if _, err := io.ReadFull(r, k.blocks[i][:]); err != nil {
 			return "", k, err

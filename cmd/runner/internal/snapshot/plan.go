@@ -81,11 +81,11 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 		p.folders[inWorkspace(f.Path)] = f.Deep
 	}
 	for path := range p.mapped {
-		folder, _ := wire.Split(path)
+		folder, _ := wire.SplitPath(path)
 		p.addFolder(folder)
 	}
 	for path, sec := range s.before.folders {
-		if sec.always && wire.IsBelow(path, wire.Workspace) {
+		if sec.always && wire.IsBelow(path, wire.TreeWorkspace) {
 			p.addFolder(path)
 		}
 	}
@@ -95,9 +95,9 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 // inWorkspace returns the path in a snapshot of a path relative to the workspace.
 func inWorkspace(rel string) string {
 	if rel == "" {
-		return wire.Workspace
+		return wire.TreeWorkspace
 	}
-	return wire.Workspace + "/" + rel
+	return wire.TreeWorkspace + "/" + rel
 }
 
 // targets returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns the nearest parent that the
@@ -105,13 +105,13 @@ func inWorkspace(rel string) string {
 func (s *runningSnapshot) targets() []string {
 	out := map[string]bool{}
 	for path := range s.plan.folders {
-		for path != wire.Workspace {
-			if k, ok := s.before.get(path); ok && k.kind == wire.Dir {
+		for path != wire.TreeWorkspace {
+			if k, ok := s.before.get(path); ok && k.kind == wire.KindDir {
 				break
 			}
-			path, _ = wire.Split(path)
+			path, _ = wire.SplitPath(path)
 		}
 		out[path] = true
 	}
-	return slices.SortedFunc(maps.Keys(out), wire.Compare)
+	return slices.SortedFunc(maps.Keys(out), wire.ComparePaths)
 }

@@ -21,7 +21,7 @@ const maxDepth = 256
 // errGone is returned for a file that was removed or replaced during the walk. The snapshot leaves it out, as a later one would.
 var errGone = errors.New("the file is gone")
 
-// walk visits the files, folders and links of the two folders of a snapshot in the order of wire.Compare.
+// walk visits the files, folders and links of the two folders of a snapshot in the order of wire.ComparePaths.
 type walk struct {
 	ctx     context.Context
 	maxFile int64
@@ -30,7 +30,7 @@ type walk struct {
 	// add is called with each entry; a file's content was read before.
 	add func(e *wire.Entry, info fs.FileInfo) error
 	// skip is called for each file or folder that the snapshot cannot contain.
-	skip func(path string, why wire.Reason) error
+	skip func(path string, why wire.SkipReason) error
 	// descend reports whether the walk enters a folder. nil means always.
 	descend func(path string, info fs.FileInfo) bool
 	// done is called after all entries of a folder, and of the folders below it that the walk entered. listed is false if
@@ -50,11 +50,11 @@ func (w *walk) tree(root *os.Root, prefix string, depth int) error {
 		return fmt.Errorf("read %s: %w", prefix, err)
 	}
 	if err != nil {
-		return errors.Join(w.skip(prefix, wire.Unreadable), w.end(prefix, false))
+		return errors.Join(w.skip(prefix, wire.SkipUnreadable), w.end(prefix, false))
 	}
 	leave, err := w.sharing.enter(root, prefix)
 	if err != nil { // without its rules, no file of the folder is included
-		return errors.Join(w.skip(prefix, wire.Unreadable), w.end(prefix, false))
+		return errors.Join(w.skip(prefix, wire.SkipUnreadable), w.end(prefix, false))
 	}
 	defer leave()
 	if err := w.entries(root, prefix, names, depth); err != nil {
@@ -77,7 +77,7 @@ var unkeptNames = []string{indexName, indexName + ".new", record.NoteName, recor
 // entries visits the entries of a folder.
 func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
-		if prefix == wire.State && slices.Contains(unkeptNames, name) {
+		if prefix == wire.TreeRecords && slices.Contains(unkeptNames, name) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {
@@ -96,9 +96,9 @@ func (w *walk) entries(root *os.Root, prefix string, names []string, depth int) 
 		}
 		switch {
 		case err != nil:
-			err = w.skip(path, wire.Unreadable)
-		case len(path) > wire.MaxPath:
-			err = w.skip(path, wire.PathTooLong)
+			err = w.skip(path, wire.SkipUnreadable)
+		case len(path) > wire.MaxPathLength:
+			err = w.skip(path, wire.SkipPathTooLong)
 		default:
 			err = w.entry(root, name, path, info, depth)
 		}
@@ -135,34 +135,34 @@ func (w *walk) entry(dir *os.Root, name, path string, info fs.FileInfo, depth in
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid):
 			return nil
 		case err != nil:
-			return w.skip(path, wire.Unreadable)
-		case len(target) > wire.MaxPath:
-			return w.skip(path, wire.PathTooLong)
+			return w.skip(path, wire.SkipUnreadable)
+		case len(target) > wire.MaxPathLength:
+			return w.skip(path, wire.SkipPathTooLong)
 		}
-		return w.add(&wire.Entry{Path: path, Kind: wire.Symlink, Target: target}, info)
+		return w.add(&wire.Entry{Path: path, Kind: wire.KindSymlink, Target: target}, info)
 	case fs.ModeDir:
 		return w.folder(dir, name, e, info, depth)
 	}
-	return w.skip(path, wire.Special)
+	return w.skip(path, wire.SkipSpecial)
 }
 
 // regular reads a regular file and adds its entry, or skips it.
 func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if info.Size() > w.maxFile {
-		return w.skip(e.Path, wire.TooLarge)
+		return w.skip(e.Path, wire.SkipTooLarge)
 	}
 	if !w.sharing.admit(info) {
-		return w.skip(e.Path, wire.OverLimit)
+		return w.skip(e.Path, wire.SkipOverLimit)
 	}
-	e.Kind = wire.File
+	e.Kind = wire.KindFile
 	err := w.file(dir, name, e, info)
 	switch {
 	case errors.Is(err, errGone):
 		return nil
 	case errors.Is(err, errUnreadable):
-		return w.skip(e.Path, wire.Unreadable)
+		return w.skip(e.Path, wire.SkipUnreadable)
 	case errors.Is(err, errGrown):
-		return w.skip(e.Path, wire.TooLarge)
+		return w.skip(e.Path, wire.SkipTooLarge)
 	case err != nil:
 		return err
 	}
@@ -171,9 +171,9 @@ func (w *walk) regular(dir *os.Root, name string, e *wire.Entry, info fs.FileInf
 
 // folder adds the entry of a folder, and walks the folder if descend allows it.
 func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
-	e.Kind = wire.Dir
+	e.Kind = wire.KindDir
 	if depth == maxDepth {
-		return w.skip(e.Path, wire.TooDeep)
+		return w.skip(e.Path, wire.SkipTooDeep)
 	}
 	if err := w.add(e, info); err != nil {
 		return err
@@ -186,7 +186,7 @@ func (w *walk) folder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo
 		return nil
 	}
 	if err != nil {
-		return errors.Join(w.skip(e.Path, wire.Unreadable), w.end(e.Path, false))
+		return errors.Join(w.skip(e.Path, wire.SkipUnreadable), w.end(e.Path, false))
 	}
 	defer sub.Close() //nolint:errcheck // only read
 	// A link may have replaced it meanwhile.

@@ -30,7 +30,7 @@ type Store interface {
 	// at those whose changes it would have been told of.
 	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (Snapshot, error)
 	// Restore fills a sandbox from a snapshot, or from some of its trees, and returns the number of files.
-	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error)
+	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.TreeName) (uint32, error)
 	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrRefused if the content or the path
 	// is invalid. Put calls fence before it puts the content in place, and returns its error.
 	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence Fence) error
@@ -161,13 +161,13 @@ func (m *Mover) change(ctx context.Context, box sandbox.Sandbox, e events.Event,
 type Source struct {
 	session  string
 	snapshot string
-	trees    []workspace.Tree // none for all
+	trees    []workspace.TreeName // none for all
 }
 
 // HasFiles reports whether the files of the workspace are part of the source. Otherwise it has the agent's records
 // only.
 func (s Source) HasFiles() bool {
-	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
+	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.TreeFiles)
 }
 
 // IsUnfilled reports whether a session's workspace is new, and nothing was put into it yet. A folder of the host is never filled: it
@@ -193,10 +193,10 @@ func Sources(l *eventlog.Loaded) []Source {
 	}
 	var list []Source
 	if f.Snapshot != "" {
-		list = append(list, Source{f.Files(), f.Snapshot, []workspace.Tree{workspace.Files}})
+		list = append(list, Source{f.Files(), f.Snapshot, []workspace.TreeName{workspace.TreeFiles}})
 	}
 	if f.Records != "" {
-		list = append(list, Source{f.State(), f.Records, []workspace.Tree{workspace.Records}})
+		list = append(list, Source{f.State(), f.Records, []workspace.TreeName{workspace.TreeRecords}})
 	}
 	return list
 }
@@ -222,7 +222,7 @@ func (m *Mover) Restore(ctx context.Context, l *eventlog.Loaded, box sandbox.San
 			restored.Session = first.session
 		}
 	}
-	if last := from[len(from)-1]; slices.Contains(last.trees, workspace.Records) {
+	if last := from[len(from)-1]; slices.Contains(last.trees, workspace.TreeRecords) {
 		restored.Records, restored.RecordsSession = last.snapshot, last.session
 	}
 	restored.DurationMs = uint32(m.Now().Sub(began).Milliseconds()) //nolint:gosec // bounded by Timeout
@@ -236,7 +236,7 @@ func (m *Mover) Write(ctx context.Context, box sandbox.Sandbox, files []events.F
 	began := m.Now()
 	archive, err := pack(files)
 	if err == nil {
-		err = workspace.Unpack(ctx, box, "", archive)
+		err = workspace.UnpackTar(ctx, box, "", archive)
 	}
 	if err != nil {
 		return events.WorkspaceRestored{}, fmt.Errorf("lay down the agent's files: %w", err)

@@ -128,7 +128,7 @@ type store struct {
 	restored []string
 }
 
-func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.Tree) (uint32, error) {
+func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.TreeName) (uint32, error) {
 	s.restored = append(s.restored, id)
 	return 1, nil
 }

@@ -48,7 +48,7 @@ func (w *Workspaces) Open(ctx context.Context, js jetstream.JetStream) error {
 	if err != nil {
 		return err
 	}
-	store.CheckRoom(func(ctx context.Context) error { return w.room.Check(ctx, 0) })
+	store.SetRoomCheck(func(ctx context.Context) error { return w.room.Check(ctx, 0) })
 	w.store = store
 	return nil
 }
@@ -75,7 +75,7 @@ func (w *Workspaces) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topo
 }
 
 // Restore fills a sandbox from a snapshot, or from some of its trees.
-func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
+func (w *Workspaces) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.TreeName) (uint32, error) {
 	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id, trees...)
 	return r.Files, err
 }
@@ -92,7 +92,7 @@ func (w *Workspaces) Put(ctx context.Context, box sandbox.Sandbox, f events.File
 	defer content.Close() //nolint:errcheck // read to its end, or given up
 	checked := &checkedContent{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
 	if f.Archive {
-		err = workspace.Unpack(ctx, box, f.Path, checked)
+		err = workspace.UnpackTar(ctx, box, f.Path, checked)
 	} else {
 		err = box.Files().Put(ctx, f.Path, checked)
 	}
@@ -110,7 +110,7 @@ func (w *Workspaces) Provide(ctx context.Context, box sandbox.Sandbox, t events.
 		return err
 	}
 	defer content.Close() //nolint:errcheck // read to its end, or given up
-	return workspace.Provide(ctx, box, t.SHA256, content)
+	return workspace.ProvideTranscript(ctx, box, t.SHA256, content)
 }
 
 // errUploadMismatch is returned for content whose SHA-256 differs from that of the upload.

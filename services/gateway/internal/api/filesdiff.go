@@ -64,7 +64,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 	for _, side := range []struct {
 		state reads.SessionState
 		field string
-		to    **workspace.Contents
+		to    **workspace.ContentReader
 		list  *[]workspace.Entry
 	}{{from, "from", &d.was, &d.before}, {to, "to", &d.is, &d.after}} {
 		if side.state.Workspace == nil {
@@ -77,7 +77,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 			return out, nil
 		}
 		if err == nil {
-			*side.to = w.Contents(s.Objects)
+			*side.to = w.ContentReader(s.Objects)
 			*side.list, err = w.List("")
 		}
 		if err != nil {
@@ -92,7 +92,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 type filesDiff struct {
 	out           *spoolv1.FilesDiff
 	before, after []workspace.Entry
-	was, is       *workspace.Contents
+	was, is       *workspace.ContentReader
 	texts         int   // number of text diffs so far
 	text          int   // remaining bytes for text diffs
 	left          int64 // remaining bytes to read for SHA-256 sums
@@ -109,7 +109,7 @@ func (d *filesDiff) run(ctx context.Context) error {
 		case len(d.after) == 0:
 			order = -1
 		default:
-			order = wire.Compare(d.before[0].Path, d.after[0].Path)
+			order = wire.ComparePaths(d.before[0].Path, d.after[0].Path)
 		}
 		if order <= 0 {
 			a, d.before = &d.before[0], d.before[1:]
@@ -126,10 +126,10 @@ func (d *filesDiff) run(ctx context.Context) error {
 
 // compareEntry compares one path; nil means that the side has no entry at the path. Folders are ignored.
 func (d *filesDiff) compareEntry(ctx context.Context, a, b *workspace.Entry) error {
-	if a != nil && a.Kind == workspace.Dir {
+	if a != nil && a.Kind == workspace.KindDir {
 		a = nil
 	}
-	if b != nil && b.Kind == workspace.Dir {
+	if b != nil && b.Kind == workspace.KindDir {
 		b = nil
 	}
 	change, path := "changed", ""
@@ -167,7 +167,7 @@ func version(e *workspace.Entry) *spoolv1.FileVersion {
 		return nil
 	}
 	v := &spoolv1.FileVersion{Kind: string(e.Kind), Size: float64(e.Size), Mode: e.Mode}
-	if e.Kind == workspace.Symlink {
+	if e.Kind == workspace.KindSymlink {
 		target := strings.ToValidUTF8(e.Target, "\uFFFD")
 		v.Target = &target
 	}
@@ -216,10 +216,10 @@ func quoteName(name string) string {
 	return name
 }
 
-func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }
+func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.KindFile }
 
 // readWhole returns the whole content of a file, or nil if the entry is not a regular file. The file must be small.
-func readWhole(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
+func readWhole(ctx context.Context, from *workspace.ContentReader, e *workspace.Entry) ([]byte, error) {
 	if !isFile(e) {
 		return nil, nil
 	}
@@ -236,7 +236,7 @@ func isText(data []byte) bool { return utf8.Valid(data) && bytes.IndexByte(data,
 // setSums sets the SHA-256 of both versions of a file.
 func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
 	for _, side := range []struct {
-		from *workspace.Contents
+		from *workspace.ContentReader
 		e    *workspace.Entry
 		to   *spoolv1.FileVersion
 	}{{d.was, a, f.From}, {d.is, b, f.To}} {
@@ -256,7 +256,7 @@ func (d *filesDiff) setSums(ctx context.Context, f *spoolv1.FileDiff, a, b *work
 
 // sum returns the SHA-256 of a file in hex. It has to read files of more than one block, and returns "" once all calls together have read
 // maxSummed bytes.
-func (d *filesDiff) sum(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
+func (d *filesDiff) sum(ctx context.Context, from *workspace.ContentReader, e *workspace.Entry) (string, error) {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String(), nil
 	}

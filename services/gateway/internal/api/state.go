@@ -222,11 +222,11 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.SessionState) (uint
 func snapshotName(p reads.SessionState, of, snapshot string) (string, error) {
 	tenant, session, id, err := p.Tenant, of, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
-		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
+		if tenant, session, id, err = workspace.ParseManifestName(snapshot); err == nil && (tenant != p.Tenant || session != of) {
 			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, of)
 		}
 	}
-	return workspace.Name(tenant, session, id), err
+	return workspace.ManifestName(tenant, session, id), err
 }
 
 // WorkspaceAt opens the snapshot that contains a session's files at an event; a nil event means the session's last
