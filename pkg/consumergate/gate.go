@@ -23,9 +23,9 @@ const (
 	// maxConcurrentRequests is the number of consumer requests that a gate forwards at the same time.
 	maxConcurrentRequests = 64
 
-	queueGroup            = "gate"
+	gateQueueGroup        = "gate"
 	createConsumerSubject = "CONSUMER.CREATE."
-	apiPrefix             = "$JS.API."
+	jetStreamAPIPrefix    = "$JS.API."
 	// codeUnavailable is JetStream's error code on which clients retry a request.
 	codeUnavailable jetstream.ErrorCode = 10008
 	// createResponseType is the type of JetStream's response to a create request.
@@ -44,7 +44,7 @@ type createRequest struct {
 // closed. nc must be connected as topology.UserGate. Any number of processes may serve at the same time.
 func Serve(nc *nats.Conn, log *slog.Logger) error {
 	g := &consumerGate{nc: nc, log: log, slots: make(chan struct{}, maxConcurrentRequests)}
-	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", queueGroup, g.handleRequest); err != nil {
+	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", gateQueueGroup, g.handleRequest); err != nil {
 		return fmt.Errorf("consumer gate: %w", err)
 	}
 	// Without the gate no service can read, so Serve returns only after the subscription is active, unless NATS is
@@ -88,7 +88,7 @@ func (g *consumerGate) handleRequest(m *nats.Msg) {
 // with a code on which the client retries.
 func (g *consumerGate) forwardRequest(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
-	got, err := g.nc.Request(apiPrefix+rest, body, createTimeout)
+	got, err := g.nc.Request(jetStreamAPIPrefix+rest, body, createTimeout)
 	if err != nil {
 		g.log.Warn("JetStream did not answer a consumer request", "subject", m.Subject, "error", err)
 		g.respond(m, errorResponse(http.StatusServiceUnavailable, codeUnavailable, err))

@@ -12,15 +12,15 @@ const providerPrefix = "provider:"
 
 // Features of model providers that allowlists name. A tool has the name of its type, without a date.
 const (
-	FeatureURL    = "url"    // fetch images and documents by their URLs
-	FeatureFile   = "file"   // read files of the account
-	FeatureStored = "stored" // use responses, conversations, prompts and containers that are stored in the account
+	FeatureFetchURL  = "url"    // fetch images and documents by their URLs
+	FeatureReadFile  = "file"   // read files of the account
+	FeatureUseStored = "stored" // use responses, conversations, prompts and containers that are stored in the account
 )
 
 // providerFeatures lists the features of model providers, sorted, that an allowlist entry can name after
 // providerPrefix.
 var providerFeatures = []string{
-	"code_execution", "code_interpreter", "computer_use", FeatureFile, "file_search", "image_generation", "mcp", "shell", FeatureStored, FeatureURL, "web_fetch", "web_search",
+	"code_execution", "code_interpreter", "computer_use", FeatureReadFile, "file_search", "image_generation", "mcp", "shell", FeatureUseStored, FeatureFetchURL, "web_fetch", "web_search",
 }
 
 // IsProviderFeature reports whether name is a feature of model providers that an allowlist entry can allow.

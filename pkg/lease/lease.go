@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	bucketStream  = "KV_" + topology.BucketLeases
-	subjectPrefix = "$KV." + topology.BucketLeases + "."
+	leasesStream       = "KV_" + topology.BucketLeases
+	leaseSubjectPrefix = "$KV." + topology.BucketLeases + "."
 	// operationHeader is the header that JetStream sets on a message that deletes a key of a bucket.
 	operationHeader = "KV-Operation"
 )
@@ -39,7 +39,7 @@ func FindLease(ctx context.Context, js jetstream.JetStream, executor string) (l 
 	if err != nil {
 		return l, false, fmt.Errorf("lease of %s: %w", executor, err)
 	}
-	msg, err := leader.GetLastMsg(bucketStream, subjectPrefix+executor, nats.Context(ctx))
+	msg, err := leader.GetLastMsg(leasesStream, leaseSubjectPrefix+executor, nats.Context(ctx))
 	if errors.Is(err, nats.ErrMsgNotFound) {
 		return l, false, nil
 	}
@@ -70,17 +70,17 @@ func leaderAPI(js jetstream.JetStream) (nats.JetStreamContext, error) {
 // ListLeases returns the leases of all executors. It lists the subjects of the bucket, because listing the keys uses a
 // watch, which omits a key that is written while the watch begins.
 func ListLeases(ctx context.Context, js jetstream.JetStream) ([]topology.Lease, error) {
-	bucket, err := js.Stream(ctx, bucketStream)
+	bucket, err := js.Stream(ctx, leasesStream)
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
-	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(subjectPrefix+">"))
+	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(leaseSubjectPrefix+">"))
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
 	var out []topology.Lease
 	for subject := range info.State.Subjects {
-		l, found, err := FindLease(ctx, js, strings.TrimPrefix(subject, subjectPrefix))
+		l, found, err := FindLease(ctx, js, strings.TrimPrefix(subject, leaseSubjectPrefix))
 		if err != nil {
 			return nil, err
 		}

@@ -77,7 +77,7 @@ func (s *shellScript) addStatement(stmt *syntax.Stmt, depth int) {
 
 // addNestedScript adds the commands of a script that is the argument w of a command such as eval.
 func (s *shellScript) addNestedScript(w commandWord, depth int) {
-	if f := parseScript(w.text); w.literal && f != nil && depth < maxScripts {
+	if f := parseScript(w.text); w.literal && f != nil && depth < maxNestedScripts {
 		s.addCalls(f, depth+1)
 	} else {
 		s.opaque = true
@@ -86,7 +86,7 @@ func (s *shellScript) addNestedScript(w commandWord, depth int) {
 
 // addCall adds a command and the commands that it starts.
 func (s *shellScript) addCall(command []commandWord, depth int) {
-	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxScripts || len(s.calls) == maxCalls {
+	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxNestedScripts || len(s.calls) == maxCalls {
 		s.opaque = true
 		return
 	}

@@ -159,7 +159,7 @@ func (c *policyChecker) checkRules(rules []events.PermissionRule) {
 func (c *policyChecker) checkRule(field string, r events.PermissionRule) {
 	c.checkWord(field+".then", r.Then, "action", Actions())
 	if r.Tool != "" && c.checkText(field+".tool", r.Tool, MaxToolNameLength) {
-		if _, err := path.Match(withoutSlashes(r.Tool), ""); err != nil {
+		if _, err := path.Match(replaceSlashes(r.Tool), ""); err != nil {
 			c.addError(field+".tool", "%.80q is not a valid pattern", r.Tool)
 		}
 	}

@@ -31,7 +31,7 @@ var hasSubcommands = map[string]bool{
 // Class returns the class of calls that a person approves together with this call ("approve all"), as a text for
 // people. Calls with equal texts belong to the same class, and the text describes all calls of the class. "" means that
 // the call can only be approved alone.
-func (p *Policy) Class(c Call) string { return newSubject(c).class() }
+func (p *Policy) Class(c Call) string { return newAnalyzedCall(c).class() }
 
 func (s *analyzedCall) class() string {
 	out := ""

@@ -21,7 +21,7 @@ type Explanation struct {
 
 // Explain returns the decision on a call with the rule that decides and its reason.
 func (p *Policy) Explain(c Call) (Explanation, error) {
-	s := newSubject(c)
+	s := newAnalyzedCall(c)
 	d, layer, r := p.decide(s)
 	e := Explanation{Action: d.Action, Rule: d.Rule, Layer: layer, Reason: d.Reason}
 	if r != nil {

@@ -70,7 +70,7 @@ func ParseCall(text string, agent events.AgentSpec) (Call, error) {
 	c := Call{Tool: name, Kind: KindUnknown, Named: slices.Contains(agent.Tools.Allow, name), LeftOut: slices.Contains(agent.Tools.Deny, name)}
 	tool, known := architectureTools()[name]
 	if server, of := serverOfTool(agent.MCPServers, name); server != nil {
-		tool, known = knownTool{KindServer, anyArgument}, true
+		tool, known = knownTool{KindMCPTool, anyArgument}, true
 		c.LeftOut = c.LeftOut || len(server.Tools) > 0 && !slices.Contains(server.Tools, of)
 	}
 	if !known && hasArgument {

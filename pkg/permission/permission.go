@@ -24,7 +24,7 @@ const (
 	KindNetwork     CallKind = "network"     // reaches the network
 	KindAgent       CallKind = "agent"       // starts a sub-agent
 	KindBookkeeping CallKind = "bookkeeping" // the agent's own lists and notes
-	KindServer      CallKind = "server"      // a tool of one of the agent's MCP servers
+	KindMCPTool     CallKind = "server"      // a tool of one of the agent's MCP servers
 	KindQuestion    CallKind = "question"    // asks the user, or leaves plan mode
 	KindUnknown     CallKind = "unknown"
 )
@@ -69,12 +69,12 @@ const (
 	RuleDestructive = "destructive-hint"
 )
 
-// Layers of a decision, from the first to the last that is asked.
+// Layers of a policy, in the order in which they may decide about a call.
 const (
-	LayerTools     = "tools"     // the tools that the agent's definition excludes
-	LayerExecution = "execution" // the rules of the message
-	LayerAgent     = "agent"     // permissions of the agent
-	LayerPreset    = "preset"    // the preset of the agent's permissions
+	PolicyLayerTools     = "tools"     // the tools that the agent's definition excludes
+	PolicyLayerExecution = "execution" // the rules of the message
+	PolicyLayerAgent     = "agent"     // permissions of the agent
+	PolicyLayerPreset    = "preset"    // the preset of the agent's permissions
 )
 
 // Decision is the decision of a policy on a tool call: allow, ask or deny.
@@ -109,27 +109,29 @@ func New(agent events.Permissions, execution events.ExecutionPermissions) (*Poli
 // Decide returns the decision on a tool call. It does not take into account which classes of calls a person has
 // approved; see Class.
 func (p *Policy) Decide(c Call) Decision {
-	d, _, _ := p.decide(newSubject(c))
+	d, _, _ := p.decide(newAnalyzedCall(c))
 	return d
 }
 
 // decide returns the decision, the layer of the policy that decided, and the rule that matched, or nil if none did.
 func (p *Policy) decide(s *analyzedCall) (Decision, string, *compiledRule) {
-	d, layer, r := p.decideAny(s)
+	d, layer, r := p.decideByLayers(s)
 	if s.Kind == KindQuestion && d.Action == events.PermissionAllow && d.Rule != RuleNamedTool {
 		d.Action = events.PermissionAsk // only a person can answer
 	}
 	return d, layer, r
 }
 
-func (p *Policy) decideAny(s *analyzedCall) (Decision, string, *compiledRule) {
+// decideByLayers returns the decision of the first layer of the policy that decides about the call, the name of the
+// layer, and the rule that matched, or nil if none did.
+func (p *Policy) decideByLayers(s *analyzedCall) (Decision, string, *compiledRule) {
 	if s.LeftOut {
-		return decideByWorkspacePreset(s.Call), LayerTools, nil
+		return decideByWorkspacePreset(s.Call), PolicyLayerTools, nil
 	}
 	for _, layer := range []struct {
 		name  string
 		rules []compiledRule
-	}{{LayerExecution, p.execution}, {LayerAgent, p.rules}} {
+	}{{PolicyLayerExecution, p.execution}, {PolicyLayerAgent, p.rules}} {
 		for i := range layer.rules {
 			if r := &layer.rules[i]; r.matches(s) {
 				return newDecision(r.Then, r.name, s), layer.name, r
@@ -137,16 +139,16 @@ func (p *Policy) decideAny(s *analyzedCall) (Decision, string, *compiledRule) {
 		}
 	}
 	if then := p.agent.Tools[s.Tool]; then != "" {
-		return newDecision(then, "tools."+s.Tool, s), LayerAgent, nil
+		return newDecision(then, "tools."+s.Tool, s), PolicyLayerAgent, nil
 	}
 	if p.agent.Default != "" {
-		return newDecision(p.agent.Default, "default", s), LayerAgent, nil
+		return newDecision(p.agent.Default, "default", s), PolicyLayerAgent, nil
 	}
 	d := p.decideByPreset(s)
 	if p.hasPermissions && s.Destructive && p.agent.Preset != events.PresetFull && d.Action == events.PermissionAllow {
 		d = Decision{Action: events.PermissionAsk, Rule: RuleDestructive}
 	}
-	return d, LayerPreset, nil
+	return d, PolicyLayerPreset, nil
 }
 
 // newDecision returns the decision of a rule, with a reason for the agent if it denies the call.
@@ -194,7 +196,7 @@ func decideByWorkspacePreset(c Call) Decision {
 	switch {
 	case c.LeftOut:
 		return deny(RuleOmittedTool, fmt.Sprintf("The tool %q is not one that this agent has. Go on without it.", c.Tool))
-	case c.Kind == KindServer:
+	case c.Kind == KindMCPTool:
 		return allow(RuleMCPServer)
 	case c.Kind == KindRead, c.Kind == KindEdit:
 		rule := RuleWorkspacePath

@@ -32,8 +32,8 @@ func calls() map[string]permission.Call {
 		"named":       {Tool: "WebFetch", Kind: permission.KindNetwork, Named: true},
 		"agent":       {Tool: "Task", Kind: permission.KindAgent},
 		"books":       {Tool: "TodoWrite", Kind: permission.KindBookkeeping},
-		"server":      {Tool: "mcp__s__t", Kind: permission.KindServer},
-		"destroys":    {Tool: "mcp__s__t", Kind: permission.KindServer, Destructive: true},
+		"server":      {Tool: "mcp__s__t", Kind: permission.KindMCPTool},
+		"destroys":    {Tool: "mcp__s__t", Kind: permission.KindMCPTool, Destructive: true},
 		"question":    {Tool: "AskUserQuestion", Kind: permission.KindQuestion},
 		"namedAsk":    {Tool: "AskUserQuestion", Kind: permission.KindQuestion, Named: true},
 		"unknown":     {Tool: "X", Kind: permission.KindUnknown},
@@ -117,7 +117,7 @@ func TestDecide_TakesTheFirstRuleThenToolsThenTheDefault(t *testing.T) {
 	}
 	// No rule gives a call to an agent that does not have the tool.
 	all := policy(t, events.Permissions{Preset: "full", Rules: []events.PermissionRule{{Then: "allow"}}, Tools: map[string]string{"X": "allow"}})
-	if d := all.Decide(permission.Call{Tool: "X", Kind: permission.KindServer, LeftOut: true}); d.Action != "deny" || d.Rule != permission.RuleOmittedTool {
+	if d := all.Decide(permission.Call{Tool: "X", Kind: permission.KindMCPTool, LeftOut: true}); d.Action != "deny" || d.Rule != permission.RuleOmittedTool {
 		t.Error(d)
 	}
 	// A rule that allows a question asks it.
@@ -199,12 +199,12 @@ func TestClass_NamesFilesHostsAndTools(t *testing.T) {
 		"requests to example.com":                 {{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"Example.com", "example.com"}}},
 		"requests to a.com, b.com":                {{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"b.com", "a.com"}}},
 		"calls of WebSearch":                      {{Tool: "WebSearch", Kind: permission.KindNetwork}},
-		"calls of mcp__s__t":                      {{Tool: "mcp__s__t", Kind: permission.KindServer}},
+		"calls of mcp__s__t":                      {{Tool: "mcp__s__t", Kind: permission.KindMCPTool}},
 		"calls of X":                              {{Tool: "X", Kind: permission.KindUnknown}},
 		"sub-agents":                              {{Tool: "Task", Kind: permission.KindAgent}},
 		"": {
 			{Tool: "AskUserQuestion", Kind: permission.KindQuestion}, files("Edit", permission.KindEdit), files("Edit", permission.KindEdit, outside("~/x")), files("Edit", permission.KindEdit, outside("/a,b/c")), files("Edit", permission.KindEdit, outside("/a\x1b/c")),
-			{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"a.com, b.com"}}, {Tool: "X\u202e", Kind: permission.KindServer}, {Tool: strings.Repeat("x", 600), Kind: permission.KindServer},
+			{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"a.com, b.com"}}, {Tool: "X\u202e", Kind: permission.KindMCPTool}, {Tool: strings.Repeat("x", 600), Kind: permission.KindMCPTool},
 		},
 	} {
 		for _, c := range list {
@@ -246,7 +246,7 @@ func BenchmarkDecide(b *testing.B) {
 	}{
 		"no permissions":          {&permission.Policy{}, files("Edit", permission.KindEdit, inside("a/b.go"))},
 		"102 rules, file":         {policy(b, events.Permissions{Rules: rules}), files("Edit", permission.KindEdit, inside("a/b.go"))},
-		"102 rules, MCP server":   {policy(b, events.Permissions{Rules: rules}), permission.Call{Tool: "mcp__other__t", Kind: permission.KindServer}},
+		"102 rules, MCP server":   {policy(b, events.Permissions{Rules: rules}), permission.Call{Tool: "mcp__other__t", Kind: permission.KindMCPTool}},
 		"102 rules, command":      {policy(b, events.Permissions{Rules: rules}), bash("cd /workspace && go test ./... 2>&1 | tail -20")},
 		"no permissions, command": {&permission.Policy{}, bash("cd /workspace && go test ./... 2>&1 | tail -20")},
 	} {

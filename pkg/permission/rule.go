@@ -61,7 +61,7 @@ type analyzedCall struct {
 	parsed *shellScript // nil before a rule needs it
 }
 
-func newSubject(c Call) *analyzedCall {
+func newAnalyzedCall(c Call) *analyzedCall {
 	s := &analyzedCall{Call: c}
 	for _, p := range c.Paths {
 		s.paths = append(s.paths, canonicalPath(p))
@@ -120,11 +120,12 @@ func matchesTool(glob, name string) bool {
 	if glob == "" || glob == "*" || glob == name {
 		return true
 	}
-	ok, err := path.Match(withoutSlashes(glob), withoutSlashes(name))
+	ok, err := path.Match(replaceSlashes(glob), replaceSlashes(name))
 	return err == nil && ok
 }
 
-func withoutSlashes(s string) string { return strings.ReplaceAll(s, "/", "\x00") }
+// replaceSlashes replaces slashes by NUL, so that path.Match does not treat them as separators.
+func replaceSlashes(s string) string { return strings.ReplaceAll(s, "/", "\x00") }
 
 func (r *compiledRule) matchesPath(p string) bool {
 	if p == "" {

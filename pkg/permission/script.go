@@ -11,10 +11,10 @@ import (
 
 // Limits of scripts that are parsed. Linux starts no command with a longer argument; the parser is recursive.
 const (
-	maxScriptLength = 128 << 10 // bytes
-	maxDepth        = 500       // brackets that are open at the same time
-	maxCalls        = 2000      // commands of a script for deny and ask rules
-	maxScripts      = 8         // scripts inside of scripts, as in eval and sh -c
+	maxScriptLength  = 128 << 10 // bytes
+	maxOpenBrackets  = 500       // brackets that are open at the same time
+	maxCalls         = 2000      // commands of a script for deny and ask rules
+	maxNestedScripts = 8         // scripts inside of scripts, as in eval and sh -c
 )
 
 // commandWord is a word of a shell command.
@@ -47,7 +47,7 @@ func parseScript(text string) *syntax.File {
 	for i := range len(text) {
 		switch text[i] {
 		case '(', '[', '{':
-			if depth++; depth > maxDepth {
+			if depth++; depth > maxOpenBrackets {
 				return nil
 			}
 		case ')', ']', '}':

@@ -89,7 +89,7 @@ func (c *Config) searchFolders() []string {
 	}
 	for _, pattern := range installFolders {
 		found, _ := filepath.Glob(pattern) // the only error is a malformed pattern
-		slices.SortFunc(found, func(a, b string) int { return folderVersion(b) - folderVersion(a) })
+		slices.SortFunc(found, func(a, b string) int { return versionInFolderName(b) - versionInFolderName(a) })
 		dirs = append(dirs, found...)
 	}
 	return dirs
@@ -97,7 +97,7 @@ func (c *Config) searchFolders() []string {
 
 var digits = regexp.MustCompile(`\d+`)
 
-func folderVersion(dir string) int {
+func versionInFolderName(dir string) int {
 	n, err := strconv.Atoi(digits.FindString(dir))
 	if err != nil {
 		return 0

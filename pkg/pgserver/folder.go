@@ -22,7 +22,7 @@ func (s *Server) clusterDir() string { return filepath.Join(s.cfg.DataDir, "clus
 // this process: parent folders that the unprivileged user may not enter (root's home with mode 0700, a test's folder)
 // then do not matter, and their modes stay unchanged.
 func (s *Server) pathForPostgres() string {
-	if clusterByDescriptor {
+	if usesDescriptorPath {
 		return "/proc/self/fd/3"
 	}
 	return s.clusterDir()

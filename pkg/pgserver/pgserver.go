@@ -260,7 +260,7 @@ func (s *Server) prepareCommand(cmd *exec.Cmd) {
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
 	s.user.runAs(cmd)
-	if clusterByDescriptor {
+	if usesDescriptorPath {
 		cmd.ExtraFiles = []*os.File{s.cluster}
 	}
 }

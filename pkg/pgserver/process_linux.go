@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-const clusterByDescriptor = true
+const usesDescriptorPath = true
 
 // setDeathSignal makes the kernel end Postgres with its owner: by a fast shutdown, or at once if no data must be
 // kept.

@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-const clusterByDescriptor = false
+const usesDescriptorPath = false
 
 // setDeathSignal does nothing: only Linux can end a child with its parent. The next start stops a remaining
 // postmaster.

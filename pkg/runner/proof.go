@@ -19,8 +19,8 @@ import (
 
 // The parties that share a secret.
 const (
-	executorParty = "spool executor"
-	runnerParty   = "spool runner"
+	executorPartyName = "spool executor"
+	runnerPartyName   = "spool runner"
 )
 
 // NewSecret returns a random secret for a new sandbox. The provider sends it to the runner once, with OpClaim, before
@@ -30,23 +30,23 @@ func NewSecret() string { return rand.Text() }
 // ExecutorTLS returns the TLS configuration of the executor's end of a stream to the runner that was claimed with the
 // secret.
 func ExecutorTLS(secret string) (*tls.Config, error) {
-	return mutualTLS(secret, executorParty, runnerParty)
+	return mutualTLS(secret, executorPartyName, runnerPartyName)
 }
 
 // RunnerTLS returns the TLS configuration of the runner's end of a stream from an executor that knows the secret.
 func RunnerTLS(secret string) (*tls.Config, error) {
-	return mutualTLS(secret, runnerParty, executorParty)
+	return mutualTLS(secret, runnerPartyName, executorPartyName)
 }
 
 // mutualTLS returns a configuration in which each party has a key that is derived from the secret, and accepts only
 // the key of the other party. The secret itself is never sent. A process between the parties, for example one that
 // listens in place of the runner, can neither read nor modify the stream.
 func mutualTLS(secret, own, peer string) (*tls.Config, error) {
-	key, err := partyKey(secret, own)
+	key, err := derivePartyKey(secret, own)
 	if err != nil {
 		return nil, err
 	}
-	peerKey, err := partyKey(secret, peer)
+	peerKey, err := derivePartyKey(secret, peer)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +76,8 @@ func mutualTLS(secret, own, peer string) (*tls.Config, error) {
 // errSecretNotProven is returned for a peer whose key is not derived from the sandbox's secret.
 var errSecretNotProven = errors.New("the peer does not prove the sandbox's secret")
 
-// partyKey derives the key of a party from the secret, so that both parties can compute both keys.
-func partyKey(secret, party string) (ed25519.PrivateKey, error) {
+// derivePartyKey derives the key of a party from the secret, so that both parties can compute both keys.
+func derivePartyKey(secret, party string) (ed25519.PrivateKey, error) {
 	if secret == "" {
 		return nil, errors.New("the sandbox's secret is empty")
 	}

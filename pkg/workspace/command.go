@@ -77,7 +77,7 @@ func (c *runnerCommand) finish(err error) error {
 		return fmt.Errorf("%s: %w", c.name, context.Cause(c.ctx))
 	case code == wire.ExitDiskFull:
 		return &sandbox.Error{Code: sandbox.CodeDiskFull, Message: c.name + ": " + reason, Err: err}
-	case code == wire.ExitRefused:
+	case code == wire.ExitTarRefused:
 		return &RefusedError{Message: reason}
 	case err != nil && reason != "" && code > 0:
 		return fmt.Errorf("%s: %s (%w)", c.name, reason, err)

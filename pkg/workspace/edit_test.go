@@ -73,11 +73,11 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 	if hello.Base == r.base {
 		base = r.base
 	}
-	if err := errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}), out.WriteJSON(wire.FrameFound, wire.FoundTree{Base: base, Known: base == ""}), out.Flush()); err != nil {
+	if err := errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}), out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{Base: base, Known: base == ""}), out.Flush()); err != nil {
 		return err
 	}
 	known := map[wire.Hash]bool{}
-	for t := wire.FrameKnown; t != wire.FrameGo; {
+	for t := wire.FrameKnownHashes; t != wire.FrameGo; {
 		var content []byte
 		if t, content, err = in.Next(); err != nil {
 			return err
@@ -127,7 +127,7 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 		return err
 	}
 	var named wire.StoredSnapshot
-	if err := in.Expect(wire.FrameStored, &named); err != nil {
+	if err := in.Expect(wire.FrameStoredSnapshot, &named); err != nil {
 		return err
 	}
 	r.base, r.sent = named.ID, now
@@ -442,7 +442,7 @@ func TestEdits_RefusesForgedOutputOfRunners(t *testing.T) {
 					_, _ = io.Copy(io.Discard, in)
 				}()
 				out := wire.NewWriter(stdout)
-				_ = errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}), out.WriteJSON(wire.FrameFound, wire.FoundTree{Base: c.base}))
+				_ = errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}), out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{Base: c.base}))
 				for _, f := range c.say {
 					_ = f(out) // the host may have closed the pipe
 				}

@@ -79,7 +79,7 @@ func (s *snapshotRun) runEdits(ctx context.Context, base string) error {
 	if err := s.storeEdits(ctx, e, id, found.Base); err != nil {
 		return err
 	}
-	return errors.Join(s.in.WriteJSON(wire.FrameStored, wire.StoredSnapshot{ID: s.r.ID}), s.in.Flush())
+	return errors.Join(s.in.WriteJSON(wire.FrameStoredSnapshot, wire.StoredSnapshot{ID: s.r.ID}), s.in.Flush())
 }
 
 // addKnownBlocks adds the blocks of the previous snapshot to e. usable is false if the previous snapshot exists and cannot be read; e then
@@ -119,7 +119,7 @@ func (s *snapshotRun) receiveEdits(ctx context.Context, e *manifestEditor) (end 
 			}
 		case wire.FrameRemoved:
 			err = e.addRemoval(string(content))
-		case wire.FrameSkip:
+		case wire.FrameSkippedFile:
 			err = s.receiveSkip(content)
 		case wire.FrameEnd:
 			return end, wire.DecodeFrame(t, content, &end)

@@ -30,7 +30,7 @@ type packWriter struct {
 	added  uint64 // size of new packs that the store did not have
 }
 
-func newPacker(store Store, prefix string, previous *Manifest) *packWriter {
+func newPackWriter(store Store, prefix string, previous *Manifest) *packWriter {
 	p := &packWriter{store: store, prefix: prefix, places: map[wire.Hash]blockLocation{}}
 	if previous != nil {
 		p.packs, p.places = previous.packs, previous.places

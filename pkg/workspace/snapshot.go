@@ -149,9 +149,9 @@ func (s *snapshotRun) readFound() (found wire.FoundTree, err error) {
 		switch {
 		case err != nil:
 			return found, err
-		case t == wire.FrameSkip:
+		case t == wire.FrameSkippedFile:
 			err = s.receiveSkip(content)
-		case t == wire.FrameFound:
+		case t == wire.FrameFoundTree:
 			return found, wire.DecodeFrame(t, content, &found)
 		default:
 			err = wire.UnexpectedFrameError(t)
@@ -172,7 +172,7 @@ func (s *snapshotRun) sendKnownHashes(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.pack = newPacker(s.store, s.prefix, previous)
+	s.pack = newPackWriter(s.store, s.prefix, previous)
 	return s.sendHashes(s.pack.places)
 }
 
@@ -197,13 +197,13 @@ func (s *snapshotRun) sendHashes(places map[wire.Hash]blockLocation) error {
 	batch := make([]byte, 0, wire.BlockSize)
 	for h := range places {
 		if batch = append(batch, h[:]...); len(batch) == cap(batch) {
-			if err := s.in.WriteFrame(wire.FrameKnown, batch); err != nil {
+			if err := s.in.WriteFrame(wire.FrameKnownHashes, batch); err != nil {
 				return err
 			}
 			batch = batch[:0]
 		}
 	}
-	return errors.Join(s.in.WriteFrame(wire.FrameKnown, batch), s.in.WriteFrame(wire.FrameGo, nil), s.in.Flush())
+	return errors.Join(s.in.WriteFrame(wire.FrameKnownHashes, batch), s.in.WriteFrame(wire.FrameGo, nil), s.in.Flush())
 }
 
 // receiveTree receives the blocks and entries of the whole tree until the runner sends End.
@@ -218,7 +218,7 @@ func (s *snapshotRun) receiveTree(ctx context.Context) error {
 			err = s.receiveBlock(ctx, content)
 		case wire.FrameEntry:
 			err = s.receiveEntry(content)
-		case wire.FrameSkip:
+		case wire.FrameSkippedFile:
 			err = s.receiveSkip(content)
 		case wire.FrameEnd:
 			return s.checkEnd(content)
@@ -281,7 +281,7 @@ func (s *snapshotRun) receiveEntry(content []byte) error {
 // receiveSkip adds a file that the runner skipped to the Result.
 func (s *snapshotRun) receiveSkip(content []byte) error {
 	var k SkippedFile
-	if err := wire.DecodeFrame(wire.FrameSkip, content, &k); err != nil {
+	if err := wire.DecodeFrame(wire.FrameSkippedFile, content, &k); err != nil {
 		return err
 	}
 	if s.r.Skipped++; len(s.r.Skips) < MaxListedSkips {

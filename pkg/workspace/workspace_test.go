@@ -466,7 +466,7 @@ func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 	t.Parallel()
 	found := func(id string) func(out *wire.Writer) error {
 		return func(out *wire.Writer) error {
-			return errors.Join(out.WriteJSON(wire.FrameFound, wire.FoundTree{ID: id}), out.Flush())
+			return errors.Join(out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{ID: id}), out.Flush())
 		}
 	}
 	hello := func(out *wire.Writer) error {
@@ -547,7 +547,7 @@ func TestRestore_ReportsFailuresOfTheRunner(t *testing.T) {
 	if _, err := workspace.Restore(t.Context(), runner(1, "no such folder"), store, tenant, session, id); err == nil || !strings.Contains(err.Error(), "runner restore: no such folder") {
 		t.Errorf("failed: %v", err)
 	}
-	err = workspace.UnpackTar(t.Context(), runner(wire.ExitRefused, `entry "../x": leads out`), "", strings.NewReader(random(8, 1<<20)))
+	err = workspace.UnpackTar(t.Context(), runner(wire.ExitTarRefused, `entry "../x": leads out`), "", strings.NewReader(random(8, 1<<20)))
 	var refused *workspace.RefusedError
 	if !errors.As(err, &refused) || refused.Message != `entry "../x": leads out` {
 		t.Errorf("refused: %v", err)

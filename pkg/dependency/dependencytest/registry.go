@@ -58,7 +58,7 @@ func New(base string, npm []NPMPackage, wheels []PythonPackage) (*Registry, erro
 		}
 	}
 	for _, w := range wheels {
-		if err := r.addWheel(w); err != nil {
+		if err := r.addPythonPackage(w); err != nil {
 			return nil, fmt.Errorf("wheel %s: %w", w.Name, err)
 		}
 	}
@@ -148,7 +148,7 @@ func (r *Registry) addNPM(base string, p NPMPackage) error {
 	return nil
 }
 
-func (r *Registry) addWheel(w PythonPackage) error {
+func (r *Registry) addPythonPackage(w PythonPackage) error {
 	info := w.Name + "-" + w.Version + ".dist-info/"
 	metadata := "Metadata-Version: 2.1\nName: " + w.Name + "\nVersion: " + w.Version + "\n"
 	for _, e := range w.Extras {

@@ -45,13 +45,13 @@ func NewDatabase(t testing.TB) string {
 		t.Fatal(err)
 	}
 	name := fmt.Sprintf("test_%d", lastDatabaseNumber.Add(1))
-	if err := execAdmin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
+	if err := execAsAdmin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
 		t.Fatalf("create database %s: %v", name, err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
-		if err := execAdmin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+		if err := execAsAdmin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
 			t.Errorf("drop database %s: %v", name, err)
 		}
 	})
@@ -122,7 +122,7 @@ func startSharedServer() (*pgserver.Server, error) {
 	return srv, nil
 }
 
-func execAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
+func execAsAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
 	conn, err := pgx.Connect(ctx, srv.DatabaseURL("postgres"))
 	if err != nil {
 		return err

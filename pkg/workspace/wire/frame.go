@@ -32,17 +32,17 @@ type FrameType byte
 // Restore: the host sends Hello, all entries in order and Go, each block once, and End; the runner sends Hello, and
 // End when all files are in place.
 const (
-	FrameHello   FrameType = 'H' // Hello
-	FrameFound   FrameType = 'F' // FoundTree
-	FrameStop    FrameType = 'S' // empty
-	FrameKnown   FrameType = 'K' // hashes, one after the other
-	FrameGo      FrameType = 'G' // empty
-	FrameBlock   FrameType = 'B' // a block's bytes
-	FrameEntry   FrameType = 'E' // Entry
-	FrameSkip    FrameType = 'R' // SkippedFile
-	FrameRemoved FrameType = 'D' // the path of a removed entry, below which everything is removed too
-	FrameEnd     FrameType = 'Z' // End
-	FrameStored  FrameType = 'N' // StoredSnapshot
+	FrameHello          FrameType = 'H' // Hello
+	FrameFoundTree      FrameType = 'F' // FoundTree
+	FrameStop           FrameType = 'S' // empty
+	FrameKnownHashes    FrameType = 'K' // hashes, one after the other
+	FrameGo             FrameType = 'G' // empty
+	FrameBlock          FrameType = 'B' // a block's bytes
+	FrameEntry          FrameType = 'E' // Entry
+	FrameSkippedFile    FrameType = 'R' // SkippedFile
+	FrameRemoved        FrameType = 'D' // the path of a removed entry, below which everything is removed too
+	FrameEnd            FrameType = 'Z' // End
+	FrameStoredSnapshot FrameType = 'N' // StoredSnapshot
 )
 
 // Hello is the first frame that host and runner send to each other.
@@ -105,8 +105,8 @@ type End struct {
 
 // Exit codes of the runner's commands snapshot, restore and unpack. No other command of the runner uses them.
 const (
-	ExitDiskFull = 5 // the sandbox has no room for the content
-	ExitRefused  = 6 // the archive is invalid
+	ExitDiskFull   = 5 // the sandbox has no room for the content
+	ExitTarRefused = 6 // the archive is invalid
 )
 
 // ErrStreamCut is returned for a stream that ended before its frame End.

@@ -119,11 +119,11 @@ func (b *FakeSandbox) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
 	if _, err := in.ReadHello(); err != nil {
 		return err
 	}
-	if err := errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion}), out.WriteJSON(wire.FrameFound, wire.FoundTree{}), out.Flush()); err != nil {
+	if err := errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion}), out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{}), out.Flush()); err != nil {
 		return err
 	}
 	known := map[wire.Hash]bool{}
-	for t := wire.FrameKnown; t != wire.FrameGo; {
+	for t := wire.FrameKnownHashes; t != wire.FrameGo; {
 		var content []byte
 		var err error
 		if t, content, err = in.Next(); err != nil {

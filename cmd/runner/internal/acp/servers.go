@@ -63,7 +63,7 @@ func plain(l agent.Launch) func(Call) *Tool {
 	return func(c Call) *Tool {
 		tool := classify(c.Kind)
 		if tool.Kind == permission.KindUnknown && belongsToServer(l.MCPServers, c.Name) {
-			tool.Kind = permission.KindServer
+			tool.Kind = permission.KindMCPTool
 		}
 		return &tool
 	}

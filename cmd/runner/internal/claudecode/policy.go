@@ -132,7 +132,7 @@ func (s scope) check(tool string, input json.RawMessage) checkedCall {
 		return c
 	}
 	if served {
-		c.Kind, c.Destructive = permission.KindServer, s.destructive[tool]
+		c.Kind, c.Destructive = permission.KindMCPTool, s.destructive[tool]
 		return c
 	}
 	switch c.Kind {

@@ -45,7 +45,7 @@ func withExitCode(err error) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return codedError{err, wire.ExitDiskFull}
 	case errors.Is(err, snapshot.ErrRefused):
-		return codedError{err, wire.ExitRefused}
+		return codedError{err, wire.ExitTarRefused}
 	}
 	return err
 }

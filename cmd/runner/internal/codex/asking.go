@@ -38,7 +38,7 @@ func policySettings(l agent.Launch) []string {
 	if !l.AllowsAll(permission.Call{Tool: "spawn_agent", Kind: permission.KindAgent}) {
 		out = append(out, "agents.enabled=false")
 	}
-	if len(l.MCPServers) > 0 && !l.AllowsAll(permission.Call{Tool: "read_mcp_resource", Kind: permission.KindServer}) {
+	if len(l.MCPServers) > 0 && !l.AllowsAll(permission.Call{Tool: "read_mcp_resource", Kind: permission.KindMCPTool}) {
 		out = append(out, resourceHook, `hooks.state={"`+resourceKey+`"={trusted_hash="`+resourceHookHash+`",enabled=true}}`)
 	}
 	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)

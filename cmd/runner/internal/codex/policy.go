@@ -185,7 +185,7 @@ func (s *session) serverRequest(q question) agent.PermissionRequest {
 	}
 	tool += "__" + q.Meta.Tool
 	r := agent.PermissionRequest{
-		Call:    permission.Call{Tool: tool, Kind: permission.KindServer, Destructive: q.Meta.Annotations.Destructive},
+		Call:    permission.Call{Tool: tool, Kind: permission.KindMCPTool, Destructive: q.Meta.Annotations.Destructive},
 		Title:   q.ServerName + ": " + q.Meta.Tool,
 		Preview: events.ApprovalPreview{Text: indented(q.Meta.Params)},
 		Input:   q.Meta.Params,

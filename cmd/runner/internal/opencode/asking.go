@@ -41,7 +41,7 @@ func mayRunUnasked(l agent.Launch, name string) bool {
 		known, ok := kinds[tool]
 		c := permission.Call{Tool: tool, Kind: known.Kind, Command: "$SPOOL_ANY_COMMAND"}
 		if !ok {
-			c.Kind = permission.KindServer
+			c.Kind = permission.KindMCPTool
 		}
 		if known.Kind == permission.KindRead || known.Kind == permission.KindEdit {
 			c.Paths = []permission.Path{{Path: "any"}} // others are outside of the workspace, which the CLI denies a sub-agent
@@ -68,5 +68,5 @@ func allowsServer(l agent.Launch, prefix string) bool {
 			return false
 		}
 	}
-	return l.AllowsAll(permission.Call{Tool: prefix + "any", Kind: permission.KindServer})
+	return l.AllowsAll(permission.Call{Tool: prefix + "any", Kind: permission.KindMCPTool})
 }

@@ -286,13 +286,13 @@ func classifier(l agent.Launch) func(acp.Call) *acp.Tool {
 		}
 		for _, s := range l.MCPServers {
 			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverPrefix(s)) && known.Kind == permission.KindUnknown {
-				known.Kind, known.LeftOut = permission.KindServer, only != nil && !slices.Contains(only, name)
+				known.Kind, known.LeftOut = permission.KindMCPTool, only != nil && !slices.Contains(only, name)
 			}
 		}
 		switch {
 		case slices.Contains(l.Tools.Deny, name):
 			known.LeftOut = true
-		case known.Kind != permission.KindServer && slices.Contains(editors, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
+		case known.Kind != permission.KindMCPTool && slices.Contains(editors, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
 			known.LeftOut = true // it has no permission of its own
 		case known.Kind == permission.KindUnknown || known.Kind == permission.KindNetwork:
 			known.Named = slices.Contains(l.Tools.Allow, name)

@@ -41,7 +41,7 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 		}
 		found.Known = s.plan.full || size > maxUnknown
 	}
-	if err := errors.Join(s.out.WriteJSON(wire.FrameFound, found), s.out.Flush()); err != nil {
+	if err := errors.Join(s.out.WriteJSON(wire.FrameFoundTree, found), s.out.Flush()); err != nil {
 		return err
 	}
 	if more, err := s.readKnownBlocks(); err != nil || !more {
@@ -59,7 +59,7 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 	}
 	saved := s.saveEdits() // while the host stores the snapshot
 	var named wire.StoredSnapshot
-	if err := s.in.Expect(wire.FrameStored, &named); err != nil {
+	if err := s.in.Expect(wire.FrameStoredSnapshot, &named); err != nil {
 		return fmt.Errorf("read the name of the snapshot: %w", err)
 	}
 	if saved {
@@ -212,7 +212,7 @@ func (s *runningSnapshot) recording() *walk {
 			if folder, _ := wire.SplitPath(path); folder != "" {
 				s.section(folder).always = true
 			}
-			return s.out.WriteJSON(wire.FrameSkip, skipped(path, why))
+			return s.out.WriteJSON(wire.FrameSkippedFile, skipped(path, why))
 		},
 	}
 }

@@ -41,7 +41,7 @@ func (c *conversation) walked(t *testing.T, base string) string {
 		_, err = c.from.ReadHello()
 	}
 	if err == nil {
-		err = c.from.Expect(wire.FrameFound, &found)
+		err = c.from.Expect(wire.FrameFoundTree, &found)
 	}
 	if err == nil {
 		err = errors.Join(c.to.WriteFrame(wire.FrameGo, nil), c.to.Flush())
@@ -57,7 +57,7 @@ func (c *conversation) walked(t *testing.T, base string) string {
 
 func (c *conversation) named(t *testing.T, id string) {
 	t.Helper()
-	if err := errors.Join(c.to.WriteJSON(wire.FrameStored, wire.StoredSnapshot{ID: id}), c.to.Flush(), c.in.Close(), <-c.end); err != nil {
+	if err := errors.Join(c.to.WriteJSON(wire.FrameStoredSnapshot, wire.StoredSnapshot{ID: id}), c.to.Flush(), c.in.Close(), <-c.end); err != nil {
 		t.Error(err)
 	}
 }

@@ -154,7 +154,7 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 			return false, nil
 		case wire.FrameGo:
 			return true, nil
-		case wire.FrameKnown:
+		case wire.FrameKnownHashes:
 			if len(content)%sha256.Size != 0 {
 				return false, wire.UnexpectedFrameError(t)
 			}
@@ -170,7 +170,7 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 // sendTree runs the runner's side of a snapshot without edits, for a host of an earlier build: it sends every entry, and the content that the host
 // does not have.
 func (s *runningSnapshot) sendTree() error {
-	if err := errors.Join(s.out.WriteJSON(wire.FrameFound, wire.FoundTree{}), s.out.Flush()); err != nil {
+	if err := errors.Join(s.out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{}), s.out.Flush()); err != nil {
 		return err
 	}
 	more, err := s.readKnownBlocks()

@@ -215,7 +215,7 @@ func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 // Effect describes a call by the server's annotations. A tool is destructive if its server says so: the protocol's default
 // for a tool without annotations, which is destructive, would apply to nearly every tool.
 func (r serverTool) Effect(arguments json.RawMessage) tool.Effect {
-	e := tool.Effect{Kind: permission.KindServer, Preview: events.ApprovalPreview{Text: string(arguments)}}
+	e := tool.Effect{Kind: permission.KindMCPTool, Preview: events.ApprovalPreview{Text: string(arguments)}}
 	var indented bytes.Buffer
 	if err := json.Indent(&indented, arguments, "", "  "); err == nil {
 		e.Preview.Text = indented.String()

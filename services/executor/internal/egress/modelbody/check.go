@@ -101,30 +101,30 @@ type grammar struct {
 var grammars = map[place]*grammar{
 	unknown: {urls: true, other: field{in: unknown}, fields: map[string]field{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
-		"file_id": {needs: egress.FeatureFile}, "file_ids": {needs: egress.FeatureFile}, "container_id": {needs: egress.FeatureStored}, "source": {in: anthropicSource},
+		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored}, "source": {in: anthropicSource},
 	}},
 	anthropicRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
 		"model": {check: (*scanner).checkModel}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
-		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.FeatureStored}, "metadata": {}, "output_format": {},
-		"file_id": {needs: egress.FeatureFile}, "file_ids": {needs: egress.FeatureFile}, "container_id": {needs: egress.FeatureStored},
+		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.FeatureUseStored}, "metadata": {}, "output_format": {},
+		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	}},
 	anthropicBlock: {other: field{in: anthropicBlock}, closed: (*scanner).checkBlock, fields: map[string]field{
-		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.FeatureFile}, "url": {mark: hasURL},
+		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.FeatureReadFile}, "url": {mark: hasURL},
 	}},
 	anthropicTool: {closed: (*scanner).anthropicTool, fields: map[string]field{}},
 	anthropicSource: {other: field{in: anthropicBlock}, closed: (*scanner).checkSource, fields: map[string]field{
-		"url": {mark: hasURL}, "file_id": {needs: egress.FeatureFile},
+		"url": {mark: hasURL}, "file_id": {needs: egress.FeatureReadFile},
 	}},
 	openAIRequest: {urls: true, other: field{in: unknown}, fields: map[string]field{
 		"model": {check: (*scanner).checkModel}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
 		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
-		"previous_response_id": {needs: egress.FeatureStored}, "conversation": {needs: egress.FeatureStored}, "prompt": {check: (*scanner).checkPrompt},
+		"previous_response_id": {needs: egress.FeatureUseStored}, "conversation": {needs: egress.FeatureUseStored}, "prompt": {check: (*scanner).checkPrompt},
 		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkSearch}, "search_parameters": {check: (*scanner).checkSearch}, "plugins": {check: (*scanner).checkSearch},
-		"file_id": {needs: egress.FeatureFile}, "file_ids": {needs: egress.FeatureFile}, "container_id": {needs: egress.FeatureStored},
+		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	}},
 	openAIInput:       {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkInput, fields: openAIFields},
 	openAIItem:        {urls: true, other: field{in: openAIItem}, closed: (*scanner).checkItem, fields: openAIFields},
-	openAIAudio:       {fields: map[string]field{"id": {needs: egress.FeatureStored}}},
+	openAIAudio:       {fields: map[string]field{"id": {needs: egress.FeatureUseStored}}},
 	openAITool:        {closed: (*scanner).openAITool, fields: openAIToolFields},
 	openAIEnvironment: {closed: (*scanner).checkEnvironment, fields: map[string]field{}},
 }
@@ -132,7 +132,7 @@ var grammars = map[place]*grammar{
 var openAIFields = map[string]field{
 	"arguments": {}, "action": {}, "annotations": {}, "results": {}, "outputs": {}, "function": {}, "logprobs": {}, "input": {}, "input_schema": {},
 	"id": {mark: hasID}, "role": {mark: hasRole}, "encrypted_content": {mark: hasEncrypted}, "tools": {in: openAITool}, "audio": {in: openAIAudio},
-	"file_id": {needs: egress.FeatureFile}, "file_ids": {needs: egress.FeatureFile}, "container_id": {needs: egress.FeatureStored},
+	"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	"file_data": {check: (*scanner).fileData},
 }
 
@@ -212,7 +212,7 @@ func (s *scanner) checkURL(key []byte, v value) error {
 	case hasPrefixFold(v, "data:"):
 		return nil
 	}
-	return s.requireFeature(egress.FeatureURL, "a URL at "+printable(string(key)))
+	return s.requireFeature(egress.FeatureFetchURL, "a URL at "+printable(string(key)))
 }
 
 // hasPrefixFold reports whether a JSON string begins with prefix, which must be in lower case, ignoring the case of the
@@ -244,7 +244,7 @@ func (s *scanner) checkPrompt(_ []byte, v value) error {
 	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
 	}
-	return s.requireFeature(egress.FeatureStored, "a stored prompt")
+	return s.requireFeature(egress.FeatureUseStored, "a stored prompt")
 }
 
 func (s *scanner) checkBackground(_ []byte, v value) error {
@@ -265,16 +265,16 @@ func (s *scanner) fileData(_ []byte, v value) error {
 	if !hasPrefixFold(v, "http") {
 		return nil
 	}
-	return s.requireFeature(egress.FeatureURL, "a URL at file_data")
+	return s.requireFeature(egress.FeatureFetchURL, "a URL at file_data")
 }
 
 // checkBlock checks a message or a content block of Anthropic's API.
 func (s *scanner) checkBlock(o *object) error {
 	switch {
 	case o.typ == "container_upload":
-		return s.requireFeature(egress.FeatureFile, "a file for a container")
+		return s.requireFeature(egress.FeatureReadFile, "a file for a container")
 	case o.marks&hasURL != 0 && o.typ != "web_search_result" && o.typ != "web_fetch_result":
-		return s.requireFeature(egress.FeatureURL, "a URL in a block of type "+printable(o.typ))
+		return s.requireFeature(egress.FeatureFetchURL, "a URL in a block of type "+printable(o.typ))
 	}
 	return nil
 }
@@ -287,9 +287,9 @@ func (s *scanner) checkSource(o *object) error {
 		}
 		fallthrough
 	case "url":
-		return s.requireFeature(egress.FeatureURL, "a source that is a URL")
+		return s.requireFeature(egress.FeatureFetchURL, "a source that is a URL")
 	case "file":
-		return s.requireFeature(egress.FeatureFile, "a source that is a file of the account")
+		return s.requireFeature(egress.FeatureReadFile, "a source that is a file of the account")
 	}
 	return s.requireFeature("", "a source of type "+printable(o.typ)+", which is not known")
 }
@@ -329,7 +329,7 @@ func (s *scanner) openAITool(o *object) error {
 }
 
 func (s *scanner) serverTool(name string, o *object) error {
-	if name == egress.FeatureURL || name == egress.FeatureFile || name == egress.FeatureStored || !egress.IsProviderFeature(name) {
+	if name == egress.FeatureFetchURL || name == egress.FeatureReadFile || name == egress.FeatureUseStored || !egress.IsProviderFeature(name) {
 		return s.requireFeature("", "a tool of type "+printable(o.typ)+", which is not known")
 	}
 	return s.requireFeature(name, "the tool "+printable(o.typ))
@@ -345,7 +345,7 @@ func (s *scanner) checkEnvironment(o *object) error {
 // checkInput checks an element of Responses' input.
 func (s *scanner) checkInput(o *object) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
-		return s.requireFeature(egress.FeatureStored, "an item by its id")
+		return s.requireFeature(egress.FeatureUseStored, "an item by its id")
 	}
 	return s.checkItem(o)
 }
@@ -353,9 +353,9 @@ func (s *scanner) checkInput(o *object) error {
 func (s *scanner) checkItem(o *object) error {
 	switch {
 	case o.typ == "item_reference":
-		return s.requireFeature(egress.FeatureStored, "an item by its id")
+		return s.requireFeature(egress.FeatureUseStored, "an item by its id")
 	case o.typ == "reasoning" && o.marks&(hasID|hasEncrypted) == hasID:
-		return s.requireFeature(egress.FeatureStored, "reasoning by its id")
+		return s.requireFeature(egress.FeatureUseStored, "reasoning by its id")
 	case o.typ == "image_generation_call" && o.marks&hasID != 0:
 		return s.requireFeature("image_generation", "an image by its id")
 	}
