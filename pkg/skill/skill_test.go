@@ -44,7 +44,7 @@ func sampleZIP() []byte {
 	)
 }
 
-// pathTree returns mode and content of the files in a folder, by path.
+// tree returns mode and content of the files in a folder, by path.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}

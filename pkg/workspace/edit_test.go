@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-// manifestEditor is a runner that sends edits. Its files are a map as in workspacetest.FakeSandbox; paths that end with a slash are
+// editor is a runner that sends edits. Its files are a map as in workspacetest.FakeSandbox; paths that end with a slash are
 // folders.
 type editor struct {
 	tree map[string]string

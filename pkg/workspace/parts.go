@@ -285,7 +285,7 @@ func newPartLoader(store Store, prefix string) (*partLoader, error) {
 
 func (l *partLoader) close() { l.z.Close() }
 
-// readPack returns the content of a pack, which the caller must not change.
+// loadPack returns the content of a pack, which the caller must not change.
 func (l *partLoader) loadPack(ctx context.Context, p pack) ([]byte, error) {
 	for i, k := range l.kept {
 		if k.pack == p {

@@ -330,7 +330,7 @@ func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 	return nil
 }
 
-// lineHash is the hash and the length in bytes of the canonical line of an entry; see wire.WriteEntry.Line.
+// lineHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.CanonicalLine.
 type lineHash struct {
 	path string
 	hash wire.Hash

@@ -47,7 +47,7 @@ type Result struct {
 	Gap   string // which lines are missing: the journal must not be read any further
 }
 
-// TurnEnd is the end of the turn.
+// Ended is the end of the turn.
 type Ended struct {
 	runner.TurnEnd
 	N    uint64

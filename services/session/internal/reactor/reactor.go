@@ -47,7 +47,7 @@ type Config struct {
 	Publisher message.Publisher // deduplicates by message id
 	Leases    Leases
 	Budgets   Budgets
-	// EngineGoneFor is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
+	// EngineGone is the maximum time that an engine may be without a lease before its sessions' jobs are offered to others.
 	EngineGone time.Duration
 	Now        func() time.Time
 	Logger     *slog.Logger
