@@ -18,7 +18,7 @@ type Usage struct {
 	EventBytes int64   `json:"eventBytes,omitempty"`
 }
 
-// Add returns the sum of u and o.
+// Add returns the sum of u and o. It changes neither of them.
 func (u Usage) Add(o Usage) Usage {
 	return Usage{
 		u.Turns + o.Turns, u.Tokens + o.Tokens, clampToFinite(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
@@ -60,7 +60,7 @@ type SessionUsage struct {
 	executions map[string]*executionUsage
 }
 
-// executionUsage is the state of an execution on which the usage of later events depends.
+// executionUsage holds those facts about an execution that determine how later events of the execution count.
 type executionUsage struct {
 	started bool
 	ended   bool

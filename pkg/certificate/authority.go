@@ -102,7 +102,7 @@ func (a *Authority) WriteTrustFile(file string) error {
 	return nil
 }
 
-// IssueResult is the result of Authority.Issue.
+// IssueResult describes the certificate that Authority.Issue has written or kept.
 type IssueResult struct {
 	NotAfter time.Time
 	Renewed  bool

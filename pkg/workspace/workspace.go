@@ -77,7 +77,7 @@ type SkippedFile = wire.SkippedFile
 // MaxListedSkips is the maximum number of skipped files that a Result lists.
 const MaxListedSkips = 100
 
-// Options are the options of a snapshot of a workspace.
+// Options are the parameters of Snapshot.
 type Options struct {
 	Tenant  string
 	Session string

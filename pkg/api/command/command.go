@@ -47,7 +47,7 @@ const (
 	TypeRemoveInstance    Type = "remove_instance"    // RemoveEntry; no ids
 	TypeRemoveEnvironment Type = "remove_environment" // RemoveEntry; no ids
 
-	// The following types are sent to the skills service.
+	// TypePushSkill and the types below it are sent to the skills service.
 	TypePushSkill   Type = "push_skill"   // PushSkill; no ids
 	TypeTagSkill    Type = "tag_skill"    // TagSkill; no ids
 	TypeRemoveSkill Type = "remove_skill" // RemoveEntry; no ids
@@ -72,8 +72,8 @@ const CodeStorageFull = "STORAGE_FULL"
 // session's agent.
 const CodeTranscriptMismatch = "TRANSCRIPT_MISMATCH"
 
-// CodeSnapshotGone is the code of a fork that needs a snapshot which no longer exists in the object store or cannot
-// be read.
+// CodeSnapshotGone is the error code of a fork that needs a snapshot which no longer exists in the object store or
+// cannot be read.
 const CodeSnapshotGone = "SNAPSHOT_GONE"
 
 // Command is one request of a gateway to a service. The gateway generates the ids in the command, so that sending the
@@ -191,7 +191,8 @@ type CreateKey struct {
 	Rights events.KeyRights `json:"rights,omitzero"` // empty fields are copied from the actor's key
 }
 
-// RevokeKey revokes an API key and the keys that descend from it. It is sent to the same id as CreateKey.
+// RevokeKey revokes an API key and the keys that descend from it. RevokeKey is sent to the same catalogue id as
+// CreateKey.
 type RevokeKey struct {
 	KeyID string `json:"keyId"`
 }
@@ -256,7 +257,7 @@ type TagSkill struct {
 	Tag string           `json:"tag"`
 }
 
-// SkillUpload returns the object name of a skill ZIP that was uploaded but not pushed yet.
+// SkillUpload returns the object name, in the bucket skills, of a skill's ZIP that was uploaded but not pushed yet.
 func SkillUpload(tenant, command string) string { return "upload/" + tenant + "/" + command }
 
 // Answer is a service's result of a command. If Error is nil, the log has stored the command's events.

@@ -63,7 +63,8 @@ func checkModelSettings(s events.ModelSettings) error {
 	return nil
 }
 
-// checkTemplate returns an error if the value is too long, is not text, or contains an unknown placeholder.
+// checkTemplate returns an error if the value of a model setting is too long, is not text, or contains an unknown
+// placeholder.
 func checkTemplate(field, s string) error {
 	if len(s) > MaxArgumentLength {
 		return invalidFieldError(field, "has %d bytes; the limit is %d", len(s), MaxArgumentLength)

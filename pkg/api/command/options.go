@@ -25,7 +25,7 @@ const (
 	MaxArgumentLength       = 4096       // bytes
 )
 
-// codeInvalid is the code of a request with an invalid field.
+// codeInvalid is the error code of a request with an invalid field.
 const codeInvalid = "INVALID_REQUEST"
 
 // invalidFieldError returns the error of a request whose field is invalid. format and args describe the reason.

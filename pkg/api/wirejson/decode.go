@@ -122,7 +122,7 @@ func (r messageDecoder) decodeMap(raw json.RawMessage, at string, into protorefl
 	})
 }
 
-// decodeValue decodes one value; zero is an empty value of the field's type.
+// decodeValue decodes the JSON value of a message's field; zero is an empty value of the field's type.
 func (r messageDecoder) decodeValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
@@ -208,7 +208,7 @@ func readTime(raw json.RawMessage, at string) (protoreflect.Value, error) {
 	return protoreflect.ValueOfMessage(timestamppb.New(t).ProtoReflect()), nil
 }
 
-// forEachMember calls member with the raw bytes of each member of an object.
+// forEachMember calls member with the name and the raw JSON of each member of an object.
 func forEachMember(data []byte, path string, member func(string, json.RawMessage) error) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	token, err := dec.Token()

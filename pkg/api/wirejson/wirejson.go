@@ -39,7 +39,7 @@ func holdsRawJSON(fd protoreflect.FieldDescriptor) bool {
 	return fd.Kind() == protoreflect.MessageKind && fd.Message().FullName() == jsonMessageName
 }
 
-// TimestampOf converts a time to a message; nil for the zero time.
+// TimestampOf converts a time to a protobuf timestamp; the zero time becomes nil.
 func TimestampOf(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
@@ -47,7 +47,7 @@ func TimestampOf(t time.Time) *timestamppb.Timestamp {
 	return timestamppb.New(t)
 }
 
-// JSONFromText converts JSON text to a message; nil for the empty text.
+// JSONFromText converts JSON text to a spool.v1.Json message; the empty text becomes nil.
 func JSONFromText(text string) *spoolv1.Json {
 	if text == "" {
 		return nil

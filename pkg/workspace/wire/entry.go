@@ -34,7 +34,7 @@ const (
 	TreeRecords = "state"
 )
 
-// Hash is a SHA-256 hash of content.
+// Hash is the SHA-256 hash of a block or of another content.
 type Hash [sha256.Size]byte
 
 // HashOf returns the SHA-256 hash of b.

@@ -15,7 +15,7 @@ const ProtocolVersion = 1
 // MaxFrameSize is the maximum size of a frame's content in bytes: the entry of the largest file has a hash for each block.
 const MaxFrameSize = 2 << 20
 
-// FrameType is the type of a frame between host and runner.
+// FrameType is the type of a frame, which is one message of the snapshot protocol between host and runner.
 type FrameType byte
 
 // The types of frames. One side sends frames until it sends one that passes the turn or ends the stream.

@@ -98,7 +98,7 @@ func NewTreeIDHash() TreeIDHash {
 	return p
 }
 
-// Add adds the digest of the next part.
+// Add adds the digest of the next part of the tree.
 func (p TreeIDHash) Add(digest Hash) {
 	p.hash.Write([]byte(digest.String() + "\n")) //nolint:errcheck // a hash never fails
 }

@@ -44,7 +44,7 @@ func (m *MemoryStore) Put(ctx context.Context, name string, r io.Reader) error {
 	return nil
 }
 
-// Get opens an object.
+// Get opens an object, or returns workspace.ErrNotFound.
 func (m *MemoryStore) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	if err := errors.Join(ctx.Err(), m.injectedError("get", name)); err != nil {
 		return nil, err
