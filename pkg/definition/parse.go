@@ -38,7 +38,7 @@ type file[S any] struct {
 
 // Parse parses the definitions of a YAML or JSON file. name is the file's name for errors. The error is Errors with
 // all problems, sorted by line. Parse does not read the variables and files that valueFrom names, see
-// EnvironmentSpec.Fill.
+// EnvironmentSpec.ReadValues.
 func Parse(name string, data []byte) ([]Document, error) {
 	r := &nodeReader{file: name, nodes: maxNodes, bytes: maxReadValues}
 	var out []Document
