@@ -77,7 +77,7 @@ func (c *specChecker) checkCount(field string, n, limit int) {
 	}
 }
 
-// checkList adds errors for empty and repeated elements.
+// checkList adds an error for each empty and each repeated element of a list.
 func (c *specChecker) checkList(field string, list []string) {
 	c.checkCount(field, len(list), MaxListEntries)
 	seen := map[string]int{}

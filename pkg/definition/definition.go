@@ -41,7 +41,7 @@ type Document struct {
 	places map[string]FilePosition
 }
 
-// FilePosition is a position in a file, counted from 1. Column 0 is unknown.
+// FilePosition is a position in a definition file, counted from 1. A Column of 0 is unknown.
 type FilePosition struct{ Line, Column int }
 
 // FieldError is an error in one field of the spec of a definition.

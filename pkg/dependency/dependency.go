@@ -52,7 +52,7 @@ var (
 	nameSeparators = regexp.MustCompile(`[-_.]+`)
 )
 
-// ParseNPM parses name@1.2.3 or @scope/name@1.2.3.
+// ParseNPM parses the name and version of an npm package: name@1.2.3 or @scope/name@1.2.3.
 func ParseNPM(s string) (Package, error) {
 	at := strings.LastIndexByte(s, '@')
 	if len(s) > maxEntryLength || !npmEntryRegexp.MatchString(s) || at > maxNPMNameLength {
@@ -61,7 +61,7 @@ func ParseNPM(s string) (Package, error) {
 	return Package{Name: s[:at], Version: s[at+1:], text: s}, nil
 }
 
-// ParsePIP parses name==1.2.3 or name[extra,other]==1.2.3.
+// ParsePIP parses the name and version of a Python package: name==1.2.3 or name[extra,other]==1.2.3.
 func ParsePIP(s string) (Package, error) {
 	name, version, _ := strings.Cut(s, "==")
 	name, list, bracket := strings.Cut(name, "[")

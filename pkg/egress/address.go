@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// AddressError is returned for an address that sandboxes may not reach.
+// AddressError is returned for an IP address that sandboxes may not reach.
 type AddressError struct {
 	Addr netip.Addr
 	Why  string

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Host is a host in canonical form: a name in lower case without a trailing dot, or an address.
+// Host is a host in canonical form: a host name in lower case without a trailing dot, or an IP address.
 type Host struct {
 	Name string     // "" for an address
 	Addr netip.Addr // invalid for a name

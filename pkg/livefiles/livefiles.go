@@ -15,7 +15,7 @@ const (
 	MaxFileSize = 64 << 20
 	// MaxListingEntries is the largest number of files and folders in a listing.
 	MaxListingEntries = 20_000
-	// chunkSize is the number of bytes of content in one message of a transfer.
+	// chunkSize is the number of bytes of a file in one message of a transfer.
 	chunkSize = 256 << 10
 	// ackWindow is the number of chunks that may be sent without an acknowledgement.
 	ackWindow = 8
@@ -57,7 +57,7 @@ type Request struct {
 	Transfer string    `json:"transfer"` // token in the subjects of the transfer; set by Client
 }
 
-// Entry is a file or a folder in a listing of a running sandbox's workspace.
+// Entry is a file or a folder in a listing of the workspace in a running sandbox.
 type Entry struct {
 	Path    string    `json:"path"`
 	Kind    string    `json:"kind"` // file or dir

@@ -42,7 +42,7 @@ var wrapperPrograms = map[string]wrapperProgram{
 // shellPrograms are the shells, which run the script of their option -c.
 var shellPrograms = []string{"ash", "bash", "dash", "ksh", "sh", "zsh"}
 
-// startsOtherPrograms reports whether a program runs commands that its arguments name.
+// startsOtherPrograms reports whether a program, such as sudo or bash, runs commands that its arguments name.
 func startsOtherPrograms(program string) bool {
 	_, wraps := wrapperPrograms[program]
 	return wraps || slices.Contains(shellPrograms, program) || slices.Contains([]string{"eval", "source", ".", "trap", "find"}, program)
@@ -116,7 +116,7 @@ func (s *shellScript) addCall(command []commandWord, depth int) {
 	}
 }
 
-// namesExistingFile reports whether a word names a file that exists before the script runs.
+// namesExistingFile reports whether a word can only name a file that exists before the script runs.
 func namesExistingFile(w commandWord) bool {
 	return w.literal && !strings.HasPrefix(w.text, "/dev/") && w.text != "-"
 }

@@ -23,7 +23,7 @@ type Op string
 
 // The operations.
 const (
-	// OpStart sends the agent a query. It is refused with BUSY while another query runs. Repeating the same
+	// OpStart sends the agent a query. The runner refuses it with BUSY while another query runs. Repeating the same
 	// execution and attempt is accepted and changes nothing.
 	OpStart Op = "start"
 	// OpInterrupt requests that the agent stop the turn and keep its process. It does nothing if no turn runs.

@@ -136,7 +136,7 @@ type LayerBuilder struct {
 	Build func(ctx context.Context, spec Spec, work func(context.Context, Sandbox) error) error
 }
 
-// WorkspaceKeeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
+// WorkspaceKeeper is implemented by providers that keep the workspace of a session after its sandbox has ended.
 type WorkspaceKeeper interface {
 	// Kept returns the labels of all kept workspaces.
 	Kept(ctx context.Context) ([]Labels, error)

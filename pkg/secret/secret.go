@@ -46,7 +46,7 @@ func (e *SizeError) Error() string {
 	return fmt.Sprintf("a secret has %d to %d bytes, this one %d", MinValueSize, MaxValueSize, e.Bytes)
 }
 
-// KV is the part of the bucket topology.BucketSecrets that this package needs.
+// KV is the part of the bucket topology.BucketSecrets that Sealer and Opener need.
 type KV interface {
 	Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error)
 	Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error)
@@ -60,7 +60,7 @@ type sealedValue struct {
 	Value []byte `json:"value"`
 }
 
-// Sealer encrypts the values of secrets and stores them in a bucket.
+// Sealer encrypts the values of secrets and stores them in the bucket of secrets.
 type Sealer struct {
 	kv         KV
 	recipients []age.Recipient
@@ -120,7 +120,7 @@ func encryptValue(key string, value []byte, recipients []age.Recipient) ([]byte,
 	return out.Bytes(), nil
 }
 
-// Opener reads the values of secrets from a bucket and decrypts them.
+// Opener reads the values of secrets from the bucket of secrets and decrypts them.
 type Opener struct {
 	kv         KV
 	identities []age.Identity

@@ -70,7 +70,7 @@ type Watch struct {
 	low  bool      // the state that was logged last
 }
 
-// NewWatch returns a Watch that reports unlimited room until Run has measured the fill level once.
+// NewWatch returns a Watch that reports an unlimited Room until Run has measured the fill level of the store once.
 func NewWatch(cfg Config) *Watch { return &Watch{cfg: cfg} }
 
 // Collectors returns the metrics of the limit, the size and the reserve of the NATS store.

@@ -31,7 +31,7 @@ const (
 	MaxEntries = 500_000
 )
 
-// Info describes a valid transcript.
+// Info describes a valid transcript: the architecture, the session id and the number of messages.
 type Info struct {
 	Architecture   string `json:"architecture"`
 	AgentSessionID string `json:"agentSessionId"` // the agent's own session or thread id

@@ -72,7 +72,7 @@ func (e *manifestEditor) dropBase() {
 	clear(e.packs)
 }
 
-// addKnownBlocks makes the blocks of the previous snapshot m available to the edits.
+// addKnownBlocks lets edits refer to the blocks of the previous snapshot m.
 func (e *manifestEditor) addKnownBlocks(m *Manifest) {
 	numbers := e.packNumbers(m)
 	for h, at := range m.places {
@@ -95,7 +95,7 @@ func (e *manifestEditor) packNumbers(m *Manifest) []int32 {
 	return numbers
 }
 
-// addBlock adds a block that the runner sent to the next pack. added is false if the block is known already.
+// addBlock adds a block, which the runner sent, to the next pack. added is false if the block is known already.
 func (e *manifestEditor) addBlock(ctx context.Context, h wire.Hash, content []byte) (added bool, err error) {
 	if _, ok := e.places[h]; ok {
 		return false, nil

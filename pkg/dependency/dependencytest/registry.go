@@ -30,7 +30,7 @@ type NPMPackage struct {
 	Dependencies  map[string]string // range by name
 }
 
-// PythonPackage is a Python package with one module, which has the package's name.
+// PythonPackage is a Python package that the test registry serves. It has one module with the package's name.
 type PythonPackage struct {
 	Name, Version string
 	Module        string   // source of the module

@@ -21,7 +21,8 @@ func Run(t testing.TB) *natsserver.Server {
 	return RunConfig(t, natsserver.Config{})
 }
 
-// RunConfig is like Run with a configuration. An empty StoreDir means a temporary folder.
+// RunConfig is like Run, but starts the NATS server with the given configuration. An empty StoreDir means a temporary
+// folder.
 func RunConfig(t testing.TB, cfg natsserver.Config) *natsserver.Server {
 	t.Helper()
 	if cfg.StoreDir == "" {
