@@ -37,8 +37,8 @@ type Document struct {
 	Instance    *events.InstanceSpec
 	Environment *EnvironmentSpec
 
-	file   string
-	places map[string]FilePosition
+	file      string
+	positions map[string]FilePosition
 }
 
 // FilePosition is a position in a definition file, counted from 1. A Column of 0 is unknown.
@@ -97,14 +97,14 @@ func (l Errors) sort() {
 // ErrorAt returns an error about a field of the document, such as spec.model, with the field's position in the file. If
 // the file does not contain the field, the position is that of the nearest enclosing field.
 func (d Document) ErrorAt(field, detail string) *Error {
-	return &Error{File: d.file, FilePosition: nearestPosition(d.places, field), Field: field, Detail: detail}
+	return &Error{File: d.file, FilePosition: nearestPosition(d.positions, field), Field: field, Detail: detail}
 }
 
 // nearestPosition returns the position of a field in the file, or of the nearest field that encloses it; "" is the
 // document itself.
-func nearestPosition(places map[string]FilePosition, field string) FilePosition {
+func nearestPosition(positions map[string]FilePosition, field string) FilePosition {
 	for {
-		if p, ok := places[field]; ok || field == "" {
+		if p, ok := positions[field]; ok || field == "" {
 			return p
 		}
 		field = parentField(field)

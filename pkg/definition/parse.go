@@ -144,8 +144,8 @@ func findTooDeep(n *yaml.Node, limit int) *yaml.Node {
 
 // parseDocument reads a document with the fields of its kind.
 func (r *nodeReader) parseDocument(n *yaml.Node) (Document, bool) {
-	r.places = map[string]FilePosition{"": positionOfNode(n)}
-	d := Document{file: r.file, places: r.places}
+	r.positions = map[string]FilePosition{"": positionOfNode(n)}
+	d := Document{file: r.file, positions: r.positions}
 	before := len(r.errs)
 	kind := ""
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
@@ -174,7 +174,7 @@ func (r *nodeReader) parseDocument(n *yaml.Node) (Document, bool) {
 		var f file[any]
 		readDocument(r, n, &f, &d)
 		if n.Kind == yaml.MappingNode && !r.hasError(before, "kind") {
-			r.addError(nearestPosition(r.places, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
+			r.addError(nearestPosition(r.positions, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
 		}
 		r.addSpecErrors(d, before, nil)
 	}
@@ -242,7 +242,7 @@ func (r *nodeReader) checkDuplicateEntries(list []Document) {
 			r.errs = append(r.errs, d.ErrorAt("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
 			continue
 		}
-		seen[key] = d.places[""]
+		seen[key] = d.positions[""]
 	}
 }
 

@@ -31,7 +31,7 @@ var referenceType = reflect.TypeFor[events.Reference]()
 type nodeReader struct {
 	file      string
 	errs      Errors
-	places    map[string]FilePosition // places of the document
+	positions map[string]FilePosition // positions of the fields of the document
 	nodes     int                     // number of values that may still be read
 	bytes     int
 	exhausted bool
@@ -51,7 +51,7 @@ func (r *nodeReader) readNode(n *yaml.Node, to reflect.Value, path string) {
 		return
 	}
 	if path != "" {
-		r.places[path] = p
+		r.positions[path] = p
 	}
 	t := to.Type()
 	switch {
@@ -187,7 +187,7 @@ func (r *nodeReader) readReferenceObject(n *yaml.Node, to reflect.Value, p FileP
 	ref, err := object.Reference(field)
 	var wrong *events.ReferenceError
 	if errors.As(err, &wrong) && wrong.Field == "kind" { // other errors are found with the rest of the definition
-		r.addError(r.places[joinField(path, wrong.Field)], joinField(path, wrong.Field), "%s", wrong.Detail)
+		r.addError(r.positions[joinField(path, wrong.Field)], joinField(path, wrong.Field), "%s", wrong.Detail)
 		ref = object.Plain()
 	}
 	to.Set(reflect.ValueOf(ref))

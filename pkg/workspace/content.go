@@ -30,7 +30,7 @@ type cachedPack struct {
 
 // readBlock returns the content of a snapshot's block, which is valid until the next call.
 func (l *packCache) readBlock(ctx context.Context, h wire.Hash) ([]byte, error) {
-	at := l.m.places[h]
+	at := l.m.locations[h]
 	content, err := l.readPack(ctx, at.pack)
 	if err != nil {
 		return nil, err

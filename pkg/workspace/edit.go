@@ -18,11 +18,11 @@ type manifestEditor struct {
 	base   *partsManifest // the tree that the edits change
 	whole  bool           // the edits are the whole tree: the result has no entry of base, but refers to parts of base that are equal to its own
 
-	places map[wire.Hash]blockLocation // blocks that the runner sent or was told to be stored; edits may refer to them
-	edits  []treeEdit
-	lines  int                 // length in bytes of the edits' lines
-	gone   map[string]bool     // paths whose entries are removed, with everything below them
-	loaded map[int][]partEntry // the parts of base that were read, by index
+	locations map[wire.Hash]blockLocation // blocks that the runner sent or was told to be stored; edits may refer to them
+	edits     []treeEdit
+	lines     int                 // length in bytes of the edits' lines
+	gone      map[string]bool     // paths whose entries are removed, with everything below them
+	loaded    map[int][]partEntry // the parts of base that were read, by index
 
 	packs  map[int32]pack // the packs of base and the new ones
 	next   int32
@@ -36,7 +36,7 @@ type manifestEditor struct {
 // treeEdit is an entry of a tree that is new or has changed since the base.
 type treeEdit struct {
 	partEntry
-	missing bool // some blocks are not in editor.places: merge takes them from the base's entry of the same path
+	missing bool // some blocks are not in manifestEditor.locations: applyEdits takes them from the base's entry of the same path
 }
 
 // editedPart is a part of the tree that results from the edits. If the part is stored already, items is nil and ref has
@@ -57,7 +57,7 @@ func newManifestEditor(store Store, prefix string, base *partsManifest, whole bo
 	if base == nil {
 		base = &partsManifest{}
 	}
-	e := &manifestEditor{store: store, loader: l, base: base, whole: whole, places: map[wire.Hash]blockLocation{}, gone: map[string]bool{}, loaded: map[int][]partEntry{}, packs: map[int32]pack{}, next: base.next}
+	e := &manifestEditor{store: store, loader: l, base: base, whole: whole, locations: map[wire.Hash]blockLocation{}, gone: map[string]bool{}, loaded: map[int][]partEntry{}, packs: map[int32]pack{}, next: base.next}
 	for n, p := range base.packs {
 		e.packs[n] = p
 	}
@@ -75,9 +75,9 @@ func (e *manifestEditor) dropBase() {
 // addKnownBlocks lets edits refer to the blocks of the previous snapshot m.
 func (e *manifestEditor) addKnownBlocks(m *Manifest) {
 	numbers := e.packNumbers(m)
-	for h, at := range m.places {
+	for h, at := range m.locations {
 		at.pack = numbers[at.pack]
-		e.places[h] = at
+		e.locations[h] = at
 	}
 }
 
@@ -97,10 +97,10 @@ func (e *manifestEditor) packNumbers(m *Manifest) []int32 {
 
 // addBlock adds a block, which the runner sent, to the next pack. added is false if the block is known already.
 func (e *manifestEditor) addBlock(ctx context.Context, h wire.Hash, content []byte) (added bool, err error) {
-	if _, ok := e.places[h]; ok {
+	if _, ok := e.locations[h]; ok {
 		return false, nil
 	}
-	e.places[h], err = e.appendToPack(ctx, content)
+	e.locations[h], err = e.appendToPack(ctx, content)
 	return true, err
 }
 
@@ -158,12 +158,12 @@ func (e *manifestEditor) addEdit(n Entry) error {
 	}
 	d := treeEdit{partEntry: partEntry{Entry: n, hash: wire.HashOf(line), line: len(line)}}
 	for i, h := range n.Blocks {
-		at, ok := e.places[h]
+		at, ok := e.locations[h]
 		if ok && int(at.length) != n.BlockLength(i) {
 			return fmt.Errorf("entry %q: block %d has another length", n.Path, i)
 		}
 		d.missing = d.missing || !ok
-		d.places = append(d.places, at)
+		d.locations = append(d.locations, at)
 	}
 	e.edits = append(e.edits, d)
 	return nil
@@ -330,18 +330,18 @@ func (e *manifestEditor) mergePart(items []partEntry, edits []treeEdit) error {
 func (e *manifestEditor) appendEdit(d *treeEdit, before *partEntry) error {
 	if d.missing {
 		for i, h := range d.Blocks {
-			if _, ok := e.places[h]; ok {
-				d.places[i] = e.places[h] // the runner sent the block after the edit
+			if _, ok := e.locations[h]; ok {
+				d.locations[i] = e.locations[h] // the runner sent the block after the edit
 				continue
 			}
 			n := -1
 			if before != nil {
 				n = slices.Index(before.Blocks, h)
 			}
-			if n < 0 || int(before.places[n].length) != d.BlockLength(i) {
+			if n < 0 || int(before.locations[n].length) != d.BlockLength(i) {
 				return fmt.Errorf("entry %q: block %d was not sent", d.Path, i)
 			}
-			d.places[i] = before.places[n]
+			d.locations[i] = before.locations[n]
 		}
 	}
 	e.appendItem(d.partEntry)

@@ -51,7 +51,7 @@ func (s *snapshotRun) runEdits(ctx context.Context, base string) error {
 			return errEditsUnusable // its parts cannot be read: the whole tree must be stored again
 		}
 	}
-	if err := s.sendHashes(e.places); err != nil {
+	if err := s.sendHashes(e.locations); err != nil {
 		return err
 	}
 	end, err := s.receiveEdits(ctx, e)

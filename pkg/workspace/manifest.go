@@ -29,12 +29,12 @@ const (
 
 // Manifest is the list of the files, folders and links of a snapshot, with the location of their content.
 type Manifest struct {
-	ID      string
-	prefix  string // tenant/session/
-	entries []Entry
-	packs   []pack
-	places  map[wire.Hash]blockLocation
-	parts   *partsManifest // of version 2; nil for version 1
+	ID        string
+	prefix    string // tenant/session/
+	entries   []Entry
+	packs     []pack
+	locations map[wire.Hash]blockLocation
+	parts     *partsManifest // of version 2; nil for version 1
 }
 
 // pack is an object that contains blocks of files, one after the other.
@@ -68,7 +68,7 @@ type packLine struct {
 
 // forEachBlock calls f once for each distinct block of the snapshot, in the order in which entries first refer to it.
 func (m *Manifest) forEachBlock(f func(h wire.Hash, length int)) {
-	seen := make(map[wire.Hash]struct{}, len(m.places))
+	seen := make(map[wire.Hash]struct{}, len(m.locations))
 	for i := range m.entries {
 		e := &m.entries[i]
 		for n, h := range e.Blocks {
@@ -107,7 +107,7 @@ func (m *Manifest) encode() ([]byte, error) {
 	}
 	number := int32(0)
 	m.forEachBlock(func(h wire.Hash, _ int) {
-		at := m.places[h]
+		at := m.locations[h]
 		packs[at.pack].Blocks = append(packs[at.pack].Blocks, number, at.offset)
 		number++
 	})
@@ -214,7 +214,7 @@ func (m *Manifest) setBlockLocations(packs []packLine) error {
 	}
 	var list []block
 	m.forEachBlock(func(h wire.Hash, length int) { list = append(list, block{h, length}) })
-	m.places = make(map[wire.Hash]blockLocation, len(list))
+	m.locations = make(map[wire.Hash]blockLocation, len(list))
 	for n, p := range packs {
 		if p.Size < 0 || p.Size > packSize || len(p.Blocks)%2 != 0 {
 			return fmt.Errorf("pack %s: invalid line", p.Pack)
@@ -225,11 +225,11 @@ func (m *Manifest) setBlockLocations(packs []packLine) error {
 			if b < 0 || int(b) >= len(list) || offset < 0 || int64(offset)+int64(list[b].length) > p.Size {
 				return fmt.Errorf("pack %s: does not contain block %d", p.Pack, b)
 			}
-			m.places[list[b].hash] = blockLocation{int32(n), offset, int32(list[b].length)} //nolint:gosec // bounded by maxManifestSize and BlockSize
+			m.locations[list[b].hash] = blockLocation{int32(n), offset, int32(list[b].length)} //nolint:gosec // bounded by maxManifestSize and BlockSize
 		}
 	}
-	if len(m.places) != len(list) {
-		return fmt.Errorf("%d blocks are in no pack", len(list)-len(m.places))
+	if len(m.locations) != len(list) {
+		return fmt.Errorf("%d blocks are in no pack", len(list)-len(m.locations))
 	}
 	return nil
 }

@@ -21,19 +21,19 @@ const (
 
 // packWriter stores the blocks of a snapshot of version 1 in packs. One pack at a time is in memory.
 type packWriter struct {
-	store  Store
-	prefix string
-	packs  []pack // the packs of the previous snapshot, then new ones
-	places map[wire.Hash]blockLocation
-	buf    []byte // the content of the next pack, which is not stored yet
-	stored uint64 // size of new packs
-	added  uint64 // size of new packs that the store did not have
+	store     Store
+	prefix    string
+	packs     []pack // the packs of the previous snapshot, then new ones
+	locations map[wire.Hash]blockLocation
+	buf       []byte // the content of the next pack, which is not stored yet
+	stored    uint64 // size of new packs
+	added     uint64 // size of new packs that the store did not have
 }
 
 func newPackWriter(store Store, prefix string, previous *Manifest) *packWriter {
-	p := &packWriter{store: store, prefix: prefix, places: map[wire.Hash]blockLocation{}}
+	p := &packWriter{store: store, prefix: prefix, locations: map[wire.Hash]blockLocation{}}
 	if previous != nil {
-		p.packs, p.places = previous.packs, previous.places
+		p.packs, p.locations = previous.packs, previous.locations
 	}
 	return p
 }
@@ -46,7 +46,7 @@ func (p *packWriter) add(ctx context.Context, h wire.Hash, block []byte) error {
 			return err
 		}
 	}
-	p.places[h] = blockLocation{int32(len(p.packs)), int32(len(p.buf)), int32(len(block))} //nolint:gosec // bounded by packSize and by the bytes of a session
+	p.locations[h] = blockLocation{int32(len(p.packs)), int32(len(p.buf)), int32(len(block))} //nolint:gosec // bounded by packSize and by the bytes of a session
 	p.buf = append(p.buf, block...)
 	return nil
 }
@@ -102,10 +102,10 @@ func (p *packWriter) finishManifest(ctx context.Context, id string, entries []En
 		return nil, 0, err
 	}
 	repacked = p.stored - before
-	m.places = map[wire.Hash]blockLocation{}
+	m.locations = map[wire.Hash]blockLocation{}
 	numbers := map[int32]int32{}
 	m.forEachBlock(func(h wire.Hash, _ int) {
-		at := p.places[h]
+		at := p.locations[h]
 		n, ok := numbers[at.pack]
 		if !ok {
 			n = int32(len(m.packs)) //nolint:gosec // no more than in p
@@ -113,7 +113,7 @@ func (p *packWriter) finishManifest(ctx context.Context, id string, entries []En
 			m.packs = append(m.packs, p.packs[at.pack])
 		}
 		at.pack = n
-		m.places[h] = at
+		m.locations[h] = at
 	})
 	return m, repacked, nil
 }
@@ -122,7 +122,7 @@ func (p *packWriter) finishManifest(ctx context.Context, id string, entries []En
 // maxSmallPacks of them. In total they have at most maxRepackBytes needed bytes.
 func (p *packWriter) packsToRepack(m *Manifest) []int32 {
 	live := make([]int64, len(p.packs)+1) // including the next pack
-	m.forEachBlock(func(h wire.Hash, length int) { live[p.places[h].pack] += int64(length) })
+	m.forEachBlock(func(h wire.Hash, length int) { live[p.locations[h].pack] += int64(length) })
 	small := 0
 	for n, l := range live[:len(p.packs)] {
 		if l > 0 && p.packs[n].size < smallPackSize {
@@ -148,7 +148,7 @@ func (p *packWriter) repack(ctx context.Context, m *Manifest, n int32) error {
 		return err
 	}
 	m.forEachBlock(func(h wire.Hash, _ int) {
-		if at := p.places[h]; at.pack == n && err == nil {
+		if at := p.locations[h]; at.pack == n && err == nil {
 			err = p.add(ctx, h, content[at.offset:at.offset+at.length])
 		}
 	})

@@ -68,9 +68,9 @@ type packJSON struct {
 // partsManifest.packs.
 type partEntry struct {
 	Entry
-	places []blockLocation
-	hash   wire.Hash // of the entry's canonical line
-	line   int       // length of that line in bytes
+	locations []blockLocation
+	hash      wire.Hash // of the entry's canonical line
+	line      int       // length of that line in bytes
 }
 
 // id returns the id of the snapshot with these parts.
@@ -169,7 +169,7 @@ func describePart(items []partEntry) partRef {
 		if t.Unsettled {
 			ref.Unsettled++
 		}
-		for _, at := range t.places {
+		for _, at := range t.locations {
 			n, found := slices.BinarySearchFunc(ref.Uses, at.pack, func(u packUse, pack int32) int { return cmp.Compare(u.Pack, pack) })
 			if !found {
 				ref.Uses = slices.Insert(ref.Uses, n, packUse{Pack: at.pack})
@@ -185,7 +185,7 @@ func describePart(items []partEntry) partRef {
 // of pack and offset; compressed.
 func encodePart(z *zstd.Encoder, items []partEntry) ([]byte, error) {
 	var out bytes.Buffer
-	var places []int32
+	var locations []int32
 	for i := range items {
 		line, err := items[i].CanonicalLine()
 		if err != nil {
@@ -193,11 +193,11 @@ func encodePart(z *zstd.Encoder, items []partEntry) ([]byte, error) {
 		}
 		out.Write(line)
 		out.WriteByte('\n')
-		for _, at := range items[i].places {
-			places = append(places, at.pack, at.offset)
+		for _, at := range items[i].locations {
+			locations = append(locations, at.pack, at.offset)
 		}
 	}
-	raw, err := json.Marshal(places)
+	raw, err := json.Marshal(locations)
 	if err != nil {
 		return nil, err
 	}
@@ -228,23 +228,23 @@ func (p *partsManifest) decodePart(z *zstd.Decoder, ref *partRef, stored []byte)
 		items = append(items, partEntry{Entry: e, hash: wire.HashOf(line), line: len(line)})
 		raw = rest
 	}
-	var places []int32
-	if err := json.Unmarshal(raw, &places); err != nil {
+	var locations []int32
+	if err := json.Unmarshal(raw, &locations); err != nil {
 		return nil, err
 	}
 	for i := range items {
 		t := &items[i]
 		for b := range t.Blocks {
-			if len(places) < 2 {
+			if len(locations) < 2 {
 				return nil, fmt.Errorf("entry %q: block %d has no location", t.Path, b)
 			}
-			at := blockLocation{places[0], places[1], int32(t.BlockLength(b))} //nolint:gosec // at most wire.BlockSize
-			places = places[2:]
+			at := blockLocation{locations[0], locations[1], int32(t.BlockLength(b))} //nolint:gosec // at most wire.BlockSize
+			locations = locations[2:]
 			in, ok := p.packs[at.pack]
 			if !ok || at.offset < 0 || int64(at.offset)+int64(at.length) > in.size {
 				return nil, fmt.Errorf("entry %q: block %d is in no pack", t.Path, b)
 			}
-			t.places = append(t.places, at)
+			t.locations = append(t.locations, at)
 		}
 		if i > 0 && wire.ComparePartOrder(items[i-1].Path, t.Path) >= 0 {
 			return nil, fmt.Errorf("entry %q: does not come after %q", t.Path, items[i-1].Path)
@@ -338,16 +338,16 @@ func (m *Manifest) loadParts(ctx context.Context, store Store) error {
 	slices.SortFunc(order, func(a, b int) int { // so that each pack is read once
 		return cmp.Or(cmp.Compare(m.parts.list[a].Pack, m.parts.list[b].Pack), cmp.Compare(a, b))
 	})
-	m.places = map[wire.Hash]blockLocation{}
+	m.locations = map[wire.Hash]blockLocation{}
 	for _, i := range order {
 		items, err := l.loadPart(ctx, m.parts, &m.parts.list[i])
 		if err != nil {
 			return err
 		}
 		for t := range items {
-			for b, at := range items[t].places {
+			for b, at := range items[t].locations {
 				at.pack = index[at.pack]
-				m.places[items[t].Blocks[b]] = at
+				m.locations[items[t].Blocks[b]] = at
 			}
 			m.entries = append(m.entries, items[t].Entry)
 		}

@@ -128,8 +128,8 @@ func (e *manifestEditor) repack(ctx context.Context) (repacked uint64, err error
 				p.repacked = true
 			}
 			for t := range p.items {
-				p.items[t].places = slices.Clone(p.items[t].places)
-				for b, at := range p.items[t].places {
+				p.items[t].locations = slices.Clone(p.items[t].locations)
+				for b, at := range p.items[t].locations {
 					if at.pack != n {
 						continue
 					}
@@ -141,7 +141,7 @@ func (e *manifestEditor) repack(ctx context.Context) (repacked uint64, err error
 						moved[at] = to
 						repacked += uint64(at.length) //nolint:gosec // not negative
 					}
-					p.items[t].places[b] = to
+					p.items[t].locations[b] = to
 				}
 			}
 			p.ref.Uses = describePart(p.items).Uses

@@ -79,7 +79,7 @@ func (r *restoreRun) sendTrees(ctx context.Context) error {
 	}
 	byPack := make([][]wire.Hash, len(r.m.packs))
 	r.m.forEachBlock(func(h wire.Hash, _ int) {
-		n := r.m.places[h].pack
+		n := r.m.locations[h].pack
 		byPack[n] = append(byPack[n], h)
 	})
 	var buf []byte
@@ -92,7 +92,7 @@ func (r *restoreRun) sendTrees(ctx context.Context) error {
 			return err
 		}
 		for _, h := range list {
-			at := r.m.places[h]
+			at := r.m.locations[h]
 			b := content[at.offset : at.offset+at.length]
 			if wire.HashOf(b) != h {
 				return &CorruptError{Object: r.m.prefix + r.m.ID, Err: fmt.Errorf("block %s is not at its recorded location", h)}

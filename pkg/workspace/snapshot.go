@@ -173,7 +173,7 @@ func (s *snapshotRun) sendKnownHashes(ctx context.Context) error {
 		return err
 	}
 	s.pack = newPackWriter(s.store, s.prefix, previous)
-	return s.sendHashes(s.pack.places)
+	return s.sendHashes(s.pack.locations)
 }
 
 // openUsable opens the previous snapshot with the function open and returns it. It returns nil if there is no previous
@@ -193,9 +193,9 @@ func (s *snapshotRun) openUsable(open func() (*Manifest, error)) (*Manifest, err
 }
 
 // sendHashes sends the hashes of blocks that the host has as Known frames, and then Go.
-func (s *snapshotRun) sendHashes(places map[wire.Hash]blockLocation) error {
+func (s *snapshotRun) sendHashes(locations map[wire.Hash]blockLocation) error {
 	batch := make([]byte, 0, wire.BlockSize)
-	for h := range places {
+	for h := range locations {
 		if batch = append(batch, h[:]...); len(batch) == cap(batch) {
 			if err := s.in.WriteFrame(wire.FrameKnownHashes, batch); err != nil {
 				return err
@@ -238,7 +238,7 @@ func (s *snapshotRun) receiveBlock(ctx context.Context, content []byte) error {
 		return fmt.Errorf("a block has %d bytes", len(content))
 	}
 	h := wire.HashOf(content)
-	if _, ok := s.pack.places[h]; ok {
+	if _, ok := s.pack.locations[h]; ok {
 		return nil
 	}
 	s.r.NewBytes += uint64(len(content))
@@ -263,7 +263,7 @@ func (s *snapshotRun) receiveEntry(content []byte) error {
 		return fmt.Errorf("%w: names and hashes of over %d MiB", ErrTooLarge, maxManifestSize>>20)
 	}
 	for i, h := range e.Blocks {
-		if at, ok := s.pack.places[h]; !ok || int(at.length) != e.BlockLength(i) {
+		if at, ok := s.pack.locations[h]; !ok || int(at.length) != e.BlockLength(i) {
 			return fmt.Errorf("entry %q: block %d was not sent", e.Path, i)
 		}
 	}
