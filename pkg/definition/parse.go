@@ -22,7 +22,7 @@ const (
 	MaxFileSize     = 4 << 20 // bytes
 	maxNestingDepth = 32      // levels of nested lists and mappings
 	maxNodes        = 100_000 // number of values
-	maxReadValues   = 2 * MaxFileSize
+	maxReadBytes    = 2 * MaxFileSize
 	maxErrors       = 1000 // number of reported errors
 )
 
@@ -40,7 +40,7 @@ type file[S any] struct {
 // all problems, sorted by line. Parse does not read the variables and files that valueFrom names, see
 // EnvironmentSpec.ReadValues.
 func Parse(name string, data []byte) ([]Document, error) {
-	r := &nodeReader{file: name, nodes: maxNodes, bytes: maxReadValues}
+	r := &nodeReader{file: name, nodes: maxNodes, bytes: maxReadBytes}
 	var out []Document
 	for _, n := range r.parseYAML(data) {
 		if len(r.errs) > maxErrors {

@@ -81,7 +81,7 @@ func (r *nodeReader) countValue(n *yaml.Node, p FilePosition, path string) bool 
 	r.exhausted = r.exhausted || len(r.errs) > maxErrors
 	if !r.exhausted && (r.nodes < 0 || r.bytes < 0) {
 		r.exhausted = true
-		r.addError(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxReadValues>>20)
+		r.addError(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxReadBytes>>20)
 	}
 	return !r.exhausted
 }
