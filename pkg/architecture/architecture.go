@@ -18,14 +18,14 @@ const (
 	Spool      = "spool"
 )
 
-// Names returns all architectures, without aliases, in the order of the documents.
+// Names returns the names of all architectures, without aliases, in the order in which documents list them.
 func Names() []string { return []string{ClaudeCode, Codex, OpenCode, ACP, Spool} }
 
 // Aliases returns the alternative names that users may write, each with its architecture. Events contain the
 // architecture, never an alias.
 func Aliases() map[string]string { return map[string]string{"claude-sdk": ClaudeCode} }
 
-// Canonical returns the architecture of a name or an alias; ok is false if there is none.
+// Canonical returns the architecture that a name or an alias denotes; ok is false if there is none.
 func Canonical(name string) (architecture string, ok bool) {
 	if stands, isAlias := Aliases()[name]; isAlias {
 		return stands, true
@@ -36,9 +36,9 @@ func Canonical(name string) (architecture string, ok bool) {
 	return "", false
 }
 
-// List returns the names as an enumeration for messages, each with its aliases: "claude-code (alias claude-sdk),
-// codex, …".
-func List() string {
+// FormatNames returns the architectures as an enumeration for messages, each with its aliases: "claude-code (alias
+// claude-sdk), codex, …".
+func FormatNames() string {
 	var names []string
 	for _, name := range Names() {
 		for _, alias := range slices.Sorted(maps.Keys(Aliases())) {

@@ -33,7 +33,7 @@ func TestCanonical_AcceptsOnlyNamesAndAliases(t *testing.T) {
 func Example() {
 	name, ok := architecture.Canonical("claude-sdk")
 	fmt.Println(name, ok)
-	fmt.Println(architecture.List())
+	fmt.Println(architecture.FormatNames())
 	// Output:
 	// claude-code true
 	// claude-code (alias claude-sdk), codex, opencode, acp, spool

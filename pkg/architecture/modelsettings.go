@@ -14,7 +14,7 @@ type Preset struct {
 	Env       map[string]string // a variable that contains ${MODEL} is omitted if no model is set
 }
 
-// Presets returns all presets, in the order of the documents.
+// Presets returns the model settings of all known ACP agents, in the order in which documents list them.
 func Presets() []Preset {
 	return []Preset{
 		{"claude", "`claude-code-acp` of npm's @zed-industries/claude-code-acp", []string{Anthropic}, map[string]string{
@@ -29,7 +29,7 @@ func Presets() []Preset {
 	}
 }
 
-// FindPreset returns the preset of a name; ok is false if there is none.
+// FindPreset returns the preset of the ACP agent with the given name; ok is false if there is none.
 func FindPreset(name string) (p Preset, ok bool) {
 	i := slices.IndexFunc(Presets(), func(p Preset) bool { return p.Name == name })
 	if i < 0 {
@@ -38,8 +38,8 @@ func FindPreset(name string) (p Preset, ok bool) {
 	return Presets()[i], true
 }
 
-// openCodeConfig returns a configuration of OpenCode with one provider and one model, for its environment variable.
-// The variable takes precedence over files of the workspace.
+// openCodeConfig returns a configuration with one provider and one model for the environment variable of OpenCode that
+// takes precedence over files of the workspace.
 func openCodeConfig() string {
 	type object = map[string]any
 	raw, err := json.Marshal(object{

@@ -10,7 +10,7 @@ const (
 	NVIDIA    = "nvidia"
 )
 
-// ModelProviders returns all model providers, in the order of the documents.
+// ModelProviders returns the names of all model providers, in the order in which documents list them.
 func ModelProviders() []string { return []string{Anthropic, OpenAI, NVIDIA} }
 
 // ModelProvidersOf returns the model providers that an architecture can use, its default first, or nil for an

@@ -23,23 +23,23 @@ import (
 type Tenant struct {
 	Budgets []Budget            `json:"budgets"`
 	Limits  events.TenantLimits `json:"limits,omitzero"`
-	Used    DayOutput           `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
+	Used    DailyOutput         `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
 }
 
-// DayOutput is the amount that a tenant's sessions have appended to the log on one day.
-type DayOutput struct {
+// DailyOutput is the amount that a tenant's sessions have appended to the log on one day.
+type DailyOutput struct {
 	Day    string            `json:"day"` // in UTC, as 2026-01-31
 	Logged events.OutputSize `json:"logged"`
 }
 
-// LimitsEvents reports whether the tenant has a daily limit on the events that its sessions append to the log.
-func (t Tenant) LimitsEvents() bool {
+// HasDailyEventLimit reports whether the tenant has a daily limit on the events that its sessions append to the log.
+func (t Tenant) HasDailyEventLimit() bool {
 	return t.Limits.EventsPerDay > 0 || t.Limits.EventBytesPerDay > 0
 }
 
-// EventsExceeded returns a sentence that names the daily event limit that is reached, or "" if none is. If t.Used is of
-// an earlier day, nothing has been appended on the present day.
-func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
+// ExceededEventLimit returns a sentence that names the daily event limit that the tenant has reached, or "" if the
+// tenant has reached none. If t.Used is of an earlier day, the tenant has not appended anything today.
+func (t Tenant) ExceededEventLimit(tenant string, now time.Time) string {
 	today, _ := events.PeriodDay.Bounds(now)
 	if t.Used.Day < today {
 		return ""
@@ -54,8 +54,8 @@ func (t Tenant) EventsExceeded(tenant string, now time.Time) string {
 	return ""
 }
 
-// Empty reports whether the tenant has neither budgets nor limits, and so needs no key in the bucket budgets.
-func (t Tenant) Empty() bool { return len(t.Budgets) == 0 && t.Limits == (events.TenantLimits{}) }
+// IsEmpty reports whether the tenant has neither budgets nor limits, and so needs no key in the bucket budgets.
+func (t Tenant) IsEmpty() bool { return len(t.Budgets) == 0 && t.Limits == (events.TenantLimits{}) }
 
 // Budget is the limit of a tenant for a period, and the usage in that period.
 type Budget struct {
@@ -66,9 +66,9 @@ type Budget struct {
 	Spent  events.BudgetUsage `json:"spent"` // usage since From
 }
 
-// At returns the budget in the period that contains now. If b is of an earlier period, its usage in the present one is
+// InPeriodAt returns the budget in the period that contains now. If b is of an earlier period, the returned usage is
 // zero.
-func (b Budget) At(now time.Time) Budget {
+func (b Budget) InPeriodAt(now time.Time) Budget {
 	if b.Until.IsZero() || now.Before(b.Until) {
 		return b
 	}
@@ -77,9 +77,8 @@ func (b Budget) At(now time.Time) Budget {
 	return b
 }
 
-// Whose returns the subject of the sentence that events.Budget.Exceeded returns, for example "tenant acme since
-// 2026-01-01".
-func (b Budget) Whose(tenant string) string {
+// Describe returns the subject of the sentence of events.Budget.Exceeded, for example "tenant acme since 2026-01-01".
+func (b Budget) Describe(tenant string) string {
 	switch b.Period {
 	case events.PeriodDay:
 		return "tenant " + tenant + " on " + b.From
@@ -89,24 +88,24 @@ func (b Budget) Whose(tenant string) string {
 	return "tenant " + tenant
 }
 
-// Exceeded returns a sentence that names the tenant's first exhausted budget, or "" if none is exhausted.
-func (t Tenant) Exceeded(tenant string, now time.Time) string {
+// ExceededBudget returns a sentence that names the tenant's first exhausted budget, or "" if none is exhausted.
+func (t Tenant) ExceededBudget(tenant string, now time.Time) string {
 	for _, b := range t.Budgets {
-		b = b.At(now)
-		if why := b.Limit.ExceededLimit(b.Spent, b.Whose(tenant)); why != "" {
+		b = b.InPeriodAt(now)
+		if why := b.Limit.ExceededLimit(b.Spent, b.Describe(tenant)); why != "" {
 			return why
 		}
 	}
 	return ""
 }
 
-// awaitInterval is the interval at which await polls the bucket budgets.
-const awaitInterval = 10 * time.Millisecond
+// pollInterval is the interval at which awaitTenant polls the bucket budgets.
+const pollInterval = 10 * time.Millisecond
 
-// Await blocks until the bucket budgets has limit as the tenant's budget for the period. If limit is zero, Await blocks
+// AwaitBudget blocks until the bucket budgets has limit as the tenant's budget for the period. If limit is zero, AwaitBudget blocks
 // until the bucket has no budget of the tenant for the period.
-func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.Period, limit events.Budget) error {
-	return await(ctx, js, tenant, func(t Tenant) bool {
+func AwaitBudget(ctx context.Context, js jetstream.JetStream, tenant string, p events.Period, limit events.Budget) error {
+	return awaitTenant(ctx, js, tenant, func(t Tenant) bool {
 		var told events.Budget
 		for _, b := range t.Budgets {
 			if b.Period == p {
@@ -120,16 +119,16 @@ func Await(ctx context.Context, js jetstream.JetStream, tenant string, p events.
 // AwaitLimits blocks until the bucket budgets has the given limits for the tenant. If limits is zero, AwaitLimits
 // blocks until the bucket has no limits of the tenant.
 func AwaitLimits(ctx context.Context, js jetstream.JetStream, tenant string, limits events.TenantLimits) error {
-	return await(ctx, js, tenant, func(t Tenant) bool { return t.Limits == limits })
+	return awaitTenant(ctx, js, tenant, func(t Tenant) bool { return t.Limits == limits })
 }
 
-// await blocks until wanted returns true for the tenant's value in the bucket budgets.
-func await(ctx context.Context, js jetstream.JetStream, tenant string, wanted func(Tenant) bool) error {
+// awaitTenant blocks until wanted returns true for the tenant's value in the bucket budgets.
+func awaitTenant(ctx context.Context, js jetstream.JetStream, tenant string, wanted func(Tenant) bool) error {
 	kv, err := js.KeyValue(ctx, topology.BucketBudgets)
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", topology.BucketBudgets, err)
 	}
-	tick := time.NewTicker(awaitInterval)
+	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	for {
 		var t Tenant
@@ -168,14 +167,14 @@ func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
 	return &Watch{js: js, logger: logger, ready: make(chan struct{}), tenants: map[string]Tenant{}}
 }
 
-// Run keeps the copy up to date until ctx ends. While the bucket budgets cannot be watched, the last known values stay
-// in use.
+// Run keeps the copy of the bucket budgets up to date until ctx ends. While the bucket cannot be watched, the last
+// known values stay in use.
 func (w *Watch) Run(ctx context.Context) error {
-	return kvwatch.Run(ctx, w.js, topology.BucketBudgets, w.logger, func() func(jetstream.KeyValueEntry) {
+	return kvwatch.WatchBucket(ctx, w.js, topology.BucketBudgets, w.logger, func() func(jetstream.KeyValueEntry) {
 		seen := map[string]bool{} // nil after the initial values
 		return func(entry jetstream.KeyValueEntry) {
 			if entry == nil {
-				w.forgetOthers(seen)
+				w.keepOnly(seen)
 				w.once.Do(func() { close(w.ready) })
 				seen = nil
 				return
@@ -183,12 +182,12 @@ func (w *Watch) Run(ctx context.Context) error {
 			if seen != nil {
 				seen[entry.Key()] = true
 			}
-			w.update(entry)
+			w.applyEntry(entry)
 		}
 	})
 }
 
-func (w *Watch) update(entry jetstream.KeyValueEntry) {
+func (w *Watch) applyEntry(entry jetstream.KeyValueEntry) {
 	var t Tenant
 	if entry.Operation() == jetstream.KeyValuePut {
 		if err := json.Unmarshal(entry.Value(), &t); err != nil {
@@ -198,24 +197,24 @@ func (w *Watch) update(entry jetstream.KeyValueEntry) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if t.Empty() {
+	if t.IsEmpty() {
 		delete(w.tenants, entry.Key())
 		return
 	}
 	w.tenants[entry.Key()] = t
 }
 
-// Limits returns the tenant's own limits, as Run has read them last. It does not block: until Run has read the bucket
-// once, it returns no limits.
+// Limits returns the tenant's own limits, as Run has read them last from the bucket budgets. It does not block: until
+// Run has read the bucket once, it returns no limits.
 func (w *Watch) Limits(tenant string) events.TenantLimits {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.tenants[tenant].Limits
 }
 
-// forgetOthers removes the tenants that are not in seen, the tenants that the bucket has. That happens when the bucket
-// was created anew.
-func (w *Watch) forgetOthers(seen map[string]bool) {
+// keepOnly removes all tenants that are not in seen from the copy. seen holds the tenants that the bucket has after it
+// was created again.
+func (w *Watch) keepOnly(seen map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for tenant := range w.tenants {
@@ -225,12 +224,12 @@ func (w *Watch) forgetOthers(seen map[string]bool) {
 	}
 }
 
-// firstReadTimeout is the maximum time that Of waits for the first read of the bucket.
+// firstReadTimeout is the maximum time that Get waits for the first read of the bucket.
 const firstReadTimeout = 5 * time.Second
 
-// Of returns a tenant's limits and budgets, as Run has read them last. It blocks until Run has read the bucket once,
-// and returns an error after 5 s.
-func (w *Watch) Of(ctx context.Context, tenant string) (Tenant, error) {
+// Get returns a tenant's limits and budgets, as Run has read them last from the bucket budgets. It blocks until Run has
+// read the bucket once, and returns an error after 5 s.
+func (w *Watch) Get(ctx context.Context, tenant string) (Tenant, error) {
 	select {
 	case <-w.ready:
 	default:

@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Usage is the usage of a tenant's budgets and limits by sessions. As a difference it may be negative.
+// Usage is how much sessions have used of a tenant's budgets and limits. A difference of two Usages may be negative.
 type Usage struct {
 	Turns      int64   `json:"turns,omitempty"`   // executions that were started
 	Tokens     int64   `json:"tokens,omitempty"`  // input and output tokens, including those of caches
@@ -18,37 +18,38 @@ type Usage struct {
 	EventBytes int64   `json:"eventBytes,omitempty"`
 }
 
-// Plus returns the sum of u and o.
-func (u Usage) Plus(o Usage) Usage {
+// Add returns the sum of u and o. It changes neither of them.
+func (u Usage) Add(o Usage) Usage {
 	return Usage{
 		u.Turns + o.Turns, u.Tokens + o.Tokens, clampToFinite(u.CostUSD + o.CostUSD), u.TimeMs + o.TimeMs, u.Events + o.Events, u.EventBytes + o.EventBytes,
 	}
 }
 
-// minus returns u minus o.
-func (u Usage) minus(o Usage) Usage {
+// subtract returns u minus o.
+func (u Usage) subtract(o Usage) Usage {
 	return Usage{
 		u.Turns - o.Turns, u.Tokens - o.Tokens, clampToFinite(u.CostUSD - o.CostUSD), u.TimeMs - o.TimeMs, u.Events - o.Events, u.EventBytes - o.EventBytes,
 	}
 }
 
-// Spent returns the measures that budgets limit. Negative ones count as zero.
-func (u Usage) Spent() events.BudgetUsage {
+// BudgetUsage returns those parts of the usage that budgets limit. Negative values count as zero.
+func (u Usage) BudgetUsage() events.BudgetUsage {
 	turns := min(max(u.Turns, 0), math.MaxUint32)
 	return events.BudgetUsage{
 		Turns: uint32(turns), Tokens: uint64(max(u.Tokens, 0)), CostUSD: max(u.CostUSD, 0), TimeMs: uint64(max(u.TimeMs, 0)), //nolint:gosec // bounded here
 	}
 }
 
-// Logged returns the events and bytes that were added to the log. Negative measures count as zero.
-func (u Usage) Logged() events.OutputSize {
+// LogOutput returns the number of events and bytes that sessions have appended to the log. Negative values count as
+// zero.
+func (u Usage) LogOutput() events.OutputSize {
 	return events.OutputSize{Events: uint64(max(u.Events, 0)), Bytes: uint64(max(u.EventBytes, 0))} //nolint:gosec // bounded here
 }
 
 // clampToFinite returns usd, or the largest or smallest number that JSON can express if usd is infinite.
 func clampToFinite(usd float64) float64 { return max(-math.MaxFloat64, min(usd, math.MaxFloat64)) }
 
-// toInt64 converts a count to a signed number.
+// toInt64 converts a count to a signed number; a larger count becomes the largest int64.
 func toInt64(n uint64) int64 { return int64(min(n, math.MaxInt64)) } //nolint:gosec // bounded here
 
 // SessionUsage folds the commits of one session, in the order of the log, into the usage of its tenant. The zero value
@@ -59,7 +60,7 @@ type SessionUsage struct {
 	executions map[string]*executionUsage
 }
 
-// executionUsage is the state of an execution on which the usage of later events depends.
+// executionUsage holds those facts about an execution that determine how later events of the execution count.
 type executionUsage struct {
 	started bool
 	ended   bool
@@ -68,20 +69,20 @@ type executionUsage struct {
 	costUSD float64 // that the agent reported
 }
 
-// Size returns how many entries the fold keeps in memory.
-func (s *SessionUsage) Size() int { return 1 + len(s.days) + len(s.executions) }
+// EntryCount returns the number of entries that the fold keeps in memory.
+func (s *SessionUsage) EntryCount() int { return 1 + len(s.days) + len(s.executions) }
 
-// Add folds a commit and returns what the commit adds to the usage of the tenant, by the day in UTC, as 2026-01-31.
+// AddCommit folds a commit and returns what the commit adds to the usage of the tenant, by the day in UTC, as 2026-01-31.
 // Each event counts on the day of its own time. After session_deleted only the cost of sandboxes counts. run_retired
-// states the total usage of the session: if some of its commits were erased before they were folded, Add returns the
+// states the total usage of the session: if some of its commits were erased before they were folded, AddCommit returns the
 // difference.
-func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
+func (s *SessionUsage) AddCommit(rec eventlog.Record) map[string]Usage {
 	added := map[string]Usage{}
 	add := func(day string, u Usage) {
 		if s.days == nil {
 			s.days = map[string]Usage{}
 		}
-		s.days[day], added[day] = s.days[day].Plus(u), added[day].Plus(u)
+		s.days[day], added[day] = s.days[day].Add(u), added[day].Add(u)
 	}
 	for _, e := range rec.Events {
 		day := dayOf(e.Time)
@@ -95,7 +96,7 @@ func (s *SessionUsage) Add(rec eventlog.Record) map[string]Usage {
 			s.deleted, s.executions = true, nil
 			continue
 		}
-		add(day, s.spend(e))
+		add(day, s.usageOf(e))
 	}
 	for day, u := range added {
 		if u == (Usage{}) {
@@ -115,15 +116,16 @@ func (s *SessionUsage) addAfterDeletion(day string, e events.Event, add func(str
 				Turns: int64(u.Spent.Turns), Tokens: toInt64(u.Spent.Tokens), CostUSD: u.Spent.CostUSD, TimeMs: toInt64(u.Spent.TimeMs),
 				Events: toInt64(u.Logged.Events), EventBytes: toInt64(u.Logged.Bytes),
 			}
-			add(u.Day, total.minus(s.days[u.Day]))
+			add(u.Day, total.subtract(s.days[u.Day]))
 			s.days[u.Day] = total
 		}
 	}
 }
 
-// spend returns the usage that an event reports. Requests that the egress proxy metered count when they are reported.
-// If the proxy metered none of an execution, the usage that the agent reported counts at the end of the execution.
-func (s *SessionUsage) spend(e events.Event) Usage {
+// usageOf returns the usage that an event reports. Requests that the egress proxy metered count when the proxy reports
+// them. If the proxy metered no request of an execution, the usage that the agent reported counts at the end of the
+// execution.
+func (s *SessionUsage) usageOf(e events.Event) Usage {
 	var x *executionUsage
 	if e.ExecutionID != "" {
 		if x = s.executions[e.ExecutionID]; x == nil {
@@ -158,13 +160,13 @@ func (s *SessionUsage) spend(e events.Event) Usage {
 		return Usage{}
 	}
 	if x != nil && !x.ended && events.IsTerminal(e.Type()) {
-		return x.end(e)
+		return x.usageAtEnd(e)
 	}
 	return Usage{}
 }
 
-// end returns the usage that counts at the end of an execution. An end whose data could not be decoded counts nothing.
-func (x *executionUsage) end(e events.Event) Usage {
+// usageAtEnd returns the usage that counts at the end of an execution. An end whose data could not be decoded counts nothing.
+func (x *executionUsage) usageAtEnd(e events.Event) Usage {
 	x.ended = true
 	var took Usage
 	switch d := e.Data.(type) {
@@ -187,7 +189,8 @@ func (x *executionUsage) end(e events.Event) Usage {
 	return took
 }
 
-// dayOf returns the day of a time in UTC. Years that JSON cannot express are bounded.
+// dayOf returns the day of a time in UTC, as 2026-01-31. Years outside of the range of JSON times are replaced by the
+// nearest valid year.
 func dayOf(t time.Time) string {
 	t = t.UTC()
 	switch {

@@ -49,7 +49,7 @@ func TLSOptions(caFile string) ([]nats.Option, error) {
 	if caFile == "" {
 		return nil, nil
 	}
-	if _, err := certificate.ReadPool(caFile); err != nil {
+	if _, err := certificate.ReadCertPool(caFile); err != nil {
 		return nil, fmt.Errorf("nats-ca: %w", err)
 	}
 	return []nats.Option{nats.RootCAs(caFile)}, nil

@@ -13,7 +13,7 @@ import (
 func retryTransientMiddleware(name string, cfg RouterConfig) message.HandlerMiddleware {
 	return func(next message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
-			pauses := retry.Doubling(cfg.RetryInterval, cfg.RetryMax)
+			pauses := retry.NewDoubling(cfg.RetryInterval, cfg.RetryMax)
 			for retries := 0; ; retries++ {
 				out, err := next(msg)
 				if !IsTransient(err) || IsPoison(err) || retries >= cfg.MaxRetries {

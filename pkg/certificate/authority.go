@@ -27,9 +27,9 @@ const (
 )
 
 const (
-	// authorityAge is the time for which an authority is valid.
-	authorityAge = 10 * 365 * 24 * time.Hour
-	// clockSkew is the time by which the validity of a certificate begins in the past, for clients whose clock is behind.
+	// authorityLifetime is the time for which an authority is valid.
+	authorityLifetime = 10 * 365 * 24 * time.Hour
+	// clockSkew is the time by which certificates are backdated, for clients whose clock is behind.
 	clockSkew = time.Hour
 )
 
@@ -46,15 +46,15 @@ type Authority struct {
 	now      time.Time
 }
 
-// OpenAuthority reads the authority in folder. It creates a new one if there is none, or if the present one expires
-// before a certificate of the given validity would. now is used as the present time in all methods.
+// OpenAuthority reads the certificate authority in folder. It creates a new one if there is none, or if the present
+// authority expires before a new certificate of the given validity would. All methods use now as the present time.
 func OpenAuthority(folder string, validity Validity, now time.Time) (*Authority, error) {
 	if validity.For <= 0 || validity.RenewBefore < 0 {
 		return nil, fmt.Errorf("certificates cannot be valid for %s and be renewed %s before their end", validity.For, validity.RenewBefore)
 	}
 	a := &Authority{validity: validity, now: now}
 	var err error
-	a.pair, err = readPair(folder)
+	a.pair, err = readKeyPair(folder)
 	if err == nil && a.pair.Leaf.NotAfter.After(now.Add(validity.For)) {
 		return a, nil
 	}
@@ -64,17 +64,17 @@ func OpenAuthority(folder string, validity Validity, now time.Time) (*Authority,
 	}
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: "Spool installation " + now.UTC().Format(time.DateOnly)}, IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true,
-		KeyUsage: x509.KeyUsageCertSign, NotAfter: now.Add(max(authorityAge, 2*validity.For)),
+		KeyUsage: x509.KeyUsageCertSign, NotAfter: now.Add(max(authorityLifetime, 2*validity.For)),
 	}
-	if a.pair, err = a.sign(folder, template); err != nil {
+	if a.pair, err = a.createCertificate(folder, template); err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
 	return a, nil
 }
 
-// Trust writes the authority's certificate to a file for clients. Earlier authorities in the file are kept until they
-// expire, because certificates that they signed may still be in use.
-func (a *Authority) Trust(file string) error {
+// WriteTrustFile writes the authority's certificate to a file with which clients verify servers. Earlier authorities in
+// the file are kept until they expire, because certificates that they signed may still be in use.
+func (a *Authority) WriteTrustFile(file string) error {
 	trusted := []*x509.Certificate{a.pair.Leaf}
 	former, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -96,14 +96,14 @@ func (a *Authority) Trust(file string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // clients read it
 		return fmt.Errorf("ca-file: %w", err)
 	}
-	if err := replace(file, text, 0o644, nil); err != nil {
+	if err := replaceFile(file, text, 0o644, nil); err != nil {
 		return fmt.Errorf("ca-file: %w", err)
 	}
 	return nil
 }
 
-// Issued is the result of Authority.Issue.
-type Issued struct {
+// IssueResult describes the certificate that Authority.Issue has written or kept.
+type IssueResult struct {
 	NotAfter time.Time
 	Renewed  bool
 }
@@ -111,32 +111,33 @@ type Issued struct {
 // Issue writes a certificate for the given host names and IP addresses into folder, unless the folder has one that
 // this authority signed for the same names and that does not need to be renewed. The private key belongs to the owner
 // of the folder.
-func (a *Authority) Issue(folder string, names []string) (Issued, error) {
-	if current, err := readPair(folder); err == nil && a.fits(current, names) {
-		return Issued{NotAfter: current.Leaf.NotAfter}, nil
+func (a *Authority) Issue(folder string, names []string) (IssueResult, error) {
+	if current, err := readKeyPair(folder); err == nil && a.canKeep(current, names) {
+		return IssueResult{NotAfter: current.Leaf.NotAfter}, nil
 	}
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: names[0]}, KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		NotAfter: a.now.Add(a.validity.For),
 	}
-	template.DNSNames, template.IPAddresses = split(names)
-	made, err := a.sign(folder, template)
+	template.DNSNames, template.IPAddresses = splitNames(names)
+	made, err := a.createCertificate(folder, template)
 	if err != nil {
-		return Issued{}, fmt.Errorf("issue %s: %w", folder, err)
+		return IssueResult{}, fmt.Errorf("issue %s: %w", folder, err)
 	}
-	return Issued{NotAfter: made.Leaf.NotAfter, Renewed: true}, nil
+	return IssueResult{NotAfter: made.Leaf.NotAfter, Renewed: true}, nil
 }
 
-// fits reports whether the current certificate can be kept.
-func (a *Authority) fits(current tls.Certificate, names []string) bool {
-	dns, ips := split(names)
+// canKeep reports whether Issue can keep the current certificate: this authority signed it for the same names, and it
+// is not due for renewal.
+func (a *Authority) canKeep(current tls.Certificate, names []string) bool {
+	dns, ips := splitNames(names)
 	leaf := current.Leaf
 	return leaf.CheckSignatureFrom(a.pair.Leaf) == nil && leaf.NotAfter.After(a.now.Add(a.validity.RenewBefore)) &&
 		slices.Equal(leaf.DNSNames, dns) && slices.EqualFunc(leaf.IPAddresses, ips, net.IP.Equal)
 }
 
-// split separates IP addresses from host names.
-func split(names []string) (dns []string, ips []net.IP) {
+// splitNames separates IP addresses from host names.
+func splitNames(names []string) (dns []string, ips []net.IP) {
 	for _, name := range names {
 		if ip := net.ParseIP(name); ip != nil {
 			ips = append(ips, ip)
@@ -147,8 +148,9 @@ func split(names []string) (dns []string, ips []net.IP) {
 	return dns, ips
 }
 
-// sign creates a key and its certificate in folder. An authority's certificate is self-signed.
-func (a *Authority) sign(folder string, template *x509.Certificate) (tls.Certificate, error) {
+// createCertificate creates a private key and a certificate for it in folder. The certificate of an authority is
+// self-signed.
+func (a *Authority) createCertificate(folder string, template *x509.Certificate) (tls.Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return tls.Certificate{}, err
@@ -178,20 +180,21 @@ func (a *Authority) sign(folder string, template *x509.Certificate) (tls.Certifi
 	}
 	// A crash between the two writes leaves files that do not match, which the next call replaces.
 	err = errors.Join(
-		replace(filepath.Join(folder, KeyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600, info),
-		replace(filepath.Join(folder, CertificateFile), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644, nil))
+		replaceFile(filepath.Join(folder, KeyFile), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret}), 0o600, info),
+		replaceFile(filepath.Join(folder, CertificateFile), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o644, nil))
 	if err != nil {
 		return tls.Certificate{}, err
 	}
-	return readPair(folder)
+	return readKeyPair(folder)
 }
 
-func readPair(folder string) (tls.Certificate, error) {
+func readKeyPair(folder string) (tls.Certificate, error) {
 	return tls.LoadX509KeyPair(filepath.Join(folder, CertificateFile), filepath.Join(folder, KeyFile))
 }
 
-// replace writes a file atomically. A non-nil owner is the folder whose owner gets the file.
-func replace(file string, text []byte, mode os.FileMode, owner os.FileInfo) error {
+// replaceFile writes a file atomically. If owner is not nil, the file gets the same owner as the folder that owner
+// describes.
+func replaceFile(file string, text []byte, mode os.FileMode, owner os.FileInfo) error {
 	tmp, err := os.CreateTemp(filepath.Dir(file), ".new-*")
 	if err != nil {
 		return err
@@ -210,8 +213,8 @@ func replace(file string, text []byte, mode os.FileMode, owner os.FileInfo) erro
 	return os.Rename(tmp.Name(), file)
 }
 
-// ReadPool returns a pool of the certificates in a PEM file.
-func ReadPool(file string) (*x509.CertPool, error) {
+// ReadCertPool returns a pool of the certificates in a PEM file.
+func ReadCertPool(file string) (*x509.CertPool, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err

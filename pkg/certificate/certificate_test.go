@@ -35,7 +35,7 @@ func (f *folder) issue(now time.Time, valid time.Duration) {
 	f.t.Helper()
 	a, err := OpenAuthority(filepath.Join(f.dir, "authority"), Validity{For: valid, RenewBefore: 1 << 60}, now)
 	if err == nil {
-		err = a.Trust(f.ca)
+		err = a.WriteTrustFile(f.ca)
 	}
 	if err == nil {
 		_, err = a.Issue(filepath.Dir(f.cert), []string{"localhost", "127.0.0.1"})
@@ -47,7 +47,7 @@ func (f *folder) issue(now time.Time, valid time.Duration) {
 
 func (f *folder) client() *tls.Config {
 	f.t.Helper()
-	pool, err := ReadPool(f.ca)
+	pool, err := ReadCertPool(f.ca)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func (f *folder) open() (*Pair, *logText) {
 // echo runs an echo server that serves a pair until the test ends, and returns its address.
 func echo(t *testing.T, p *Pair) string {
 	t.Helper()
-	l, err := tls.Listen("tcp", "127.0.0.1:0", p.TLS())
+	l, err := tls.Listen("tcp", "127.0.0.1:0", p.TLSConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +225,7 @@ func TestOpenPair_NamesTheSetting(t *testing.T) {
 			t.Errorf("got %v\nwant %s", err, want)
 		}
 	}
-	if _, err := CheckPair(f.cert, ""); !errors.Is(err, ErrIncomplete) {
+	if _, err := CheckPair(f.cert, ""); !errors.Is(err, ErrIncompletePair) {
 		t.Errorf("a certificate without a key: %v", err)
 	}
 }
@@ -235,24 +235,24 @@ func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 	f := newFolder(t)
 	now := time.Now()
 	server := filepath.Dir(f.cert)
-	issue := func(now time.Time, names ...string) Issued {
+	issue := func(now time.Time, names ...string) IssueResult {
 		t.Helper()
 		a, err := OpenAuthority(filepath.Join(f.dir, "authority"), Validity{For: 100 * 24 * time.Hour, RenewBefore: 30 * 24 * time.Hour}, now)
 		if err == nil {
-			err = a.Trust(f.ca)
+			err = a.WriteTrustFile(f.ca)
 		}
-		var made Issued
+		var made IssueResult
 		if err == nil {
 			made, err = a.Issue(server, names)
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
-		pair, err := readPair(server)
+		pair, err := readKeyPair(server)
 		if err != nil {
 			t.Fatal(err)
 		}
-		pool, err := ReadPool(f.ca)
+		pool, err := ReadCertPool(f.ca)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -295,19 +295,19 @@ func TestAuthority_RenewsCertificatesThatExpireSoon(t *testing.T) {
 
 	// After nine years and ten months the authority is replaced. Clients trust both authorities, because servers may
 	// still use the former certificate.
-	former, err := readPair(server)
+	former, err := readKeyPair(server)
 	if err != nil {
 		t.Fatal(err)
 	}
 	issue(now.Add(72*24*time.Hour+10*365*24*time.Hour-60*24*time.Hour), "nats")
-	pool, err := ReadPool(f.ca)
+	pool, err := ReadCertPool(f.ca)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := former.Leaf.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: former.Leaf.NotBefore.Add(2 * time.Hour)}); err != nil {
 		t.Errorf("the former authority is not trusted any more: %v", err)
 	}
-	if current, err := readPair(server); err != nil || bytes.Equal(current.Leaf.AuthorityKeyId, former.Leaf.AuthorityKeyId) {
+	if current, err := readKeyPair(server); err != nil || bytes.Equal(current.Leaf.AuthorityKeyId, former.Leaf.AuthorityKeyId) {
 		t.Errorf("the same authority signs: %v", err)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Collector exports the certificate of a listener to Prometheus. It exports nothing until Watch was called. It is
+// Collector exports the certificate of a listener to Prometheus. It exports nothing until SetSource was called. It is
 // safe for concurrent use.
 type Collector struct {
 	expiry, failed *prometheus.Desc
@@ -22,16 +22,17 @@ func NewCollector(prefix string) *Collector {
 	}
 }
 
-// Watch sets the function that returns when the certificate expires, and an error while changed files cannot be used.
-func (c *Collector) Watch(source func() (notAfter time.Time, err error)) { c.source.Store(&source) }
+// SetSource sets the function that returns when the certificate expires, and an error while changed certificate files
+// cannot be used.
+func (c *Collector) SetSource(source func() (notAfter time.Time, err error)) { c.source.Store(&source) }
 
-// Describe sends the descriptions of the two metrics.
+// Describe sends the descriptions of the two metrics: the expiry of the certificate, and whether its files can be read.
 func (c *Collector) Describe(to chan<- *prometheus.Desc) {
 	to <- c.expiry
 	to <- c.failed
 }
 
-// Collect sends the two metrics, or none before Watch was called.
+// Collect sends the values of the two metrics, or nothing before SetSource was called.
 func (c *Collector) Collect(to chan<- prometheus.Metric) {
 	source := c.source.Load()
 	if source == nil {

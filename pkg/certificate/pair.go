@@ -36,45 +36,45 @@ type Pair struct {
 	expired bool           // whether the expiry of current was logged
 }
 
-// fileVersion identifies a state of a file: it changes when the file is written or replaced.
+// fileVersion identifies a version of a file by its metadata, which change when the file is written or replaced.
 type fileVersion struct {
 	info os.FileInfo
 }
 
-// same reports whether the file is unchanged, as far as its metadata shows.
-func (v fileVersion) same(w fileVersion) bool {
+// equal reports whether v and w are the same version of a file, as far as the metadata shows.
+func (v fileVersion) equal(w fileVersion) bool {
 	if v.info == nil || w.info == nil {
 		return v.info == nil && w.info == nil
 	}
 	return os.SameFile(v.info, w.info) && v.info.ModTime().Equal(w.info.ModTime()) && v.info.Size() == w.info.Size()
 }
 
-// OpenPair reads the files. Its errors begin with tls-cert or tls-key, the setting that names the faulty file. An
-// expired certificate is not an error: it is logged and served, so that clients report it. A nil logger discards log
-// messages.
+// OpenPair reads a certificate and its private key. Its errors begin with tls-cert or tls-key, the setting that names
+// the faulty file. An expired certificate is not an error: it is logged and served, so that clients report it. A nil
+// logger discards log messages.
 func OpenPair(certFile, keyFile string, logger *slog.Logger) (*Pair, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
 	p := &Pair{certFile: certFile, keyFile: keyFile, logger: logger}
-	p.read = p.versions()
-	current, err := p.load()
+	p.read = p.fileVersions()
+	current, err := p.loadFiles()
 	if err != nil {
 		return nil, err
 	}
 	p.current = current
-	p.warn()
+	p.warnIfExpired()
 	return p, nil
 }
 
-// TLS returns the configuration of a listener that serves the pair with TLS 1.2 or later.
-func (p *Pair) TLS() *tls.Config {
+// TLSConfig returns the configuration of a listener that serves the certificate with TLS 1.2 or later.
+func (p *Pair) TLSConfig() *tls.Config {
 	return &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return p.refresh(), nil
 	}}
 }
 
-// Expiry returns when the served certificate expires, and an error while changed files cannot be used.
+// Expiry returns when the served certificate expires, and an error while changed certificate files cannot be used.
 func (p *Pair) Expiry() (time.Time, error) {
 	current := p.refresh()
 	p.mu.Lock()
@@ -82,14 +82,14 @@ func (p *Pair) Expiry() (time.Time, error) {
 	return current.Leaf.NotAfter, p.failed
 }
 
-// refresh reads the files if they have changed and returns the certificate to serve.
+// refresh reads the certificate files again if they have changed, and returns the certificate to serve.
 func (p *Pair) refresh() *tls.Certificate {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	versions := p.versions()
-	if !versions[0].same(p.read[0]) || !versions[1].same(p.read[1]) {
+	versions := p.fileVersions()
+	if !versions[0].equal(p.read[0]) || !versions[1].equal(p.read[1]) {
 		p.read = versions
-		next, err := p.load()
+		next, err := p.loadFiles()
 		if p.failed = err; err != nil {
 			p.logger.Error("read changed certificate: the former one stays in use", "error", err, "expires", p.current.Leaf.NotAfter)
 		} else {
@@ -97,12 +97,12 @@ func (p *Pair) refresh() *tls.Certificate {
 			p.logger.Info("certificate reloaded", "file", p.certFile, "expires", next.Leaf.NotAfter)
 		}
 	}
-	p.warn()
+	p.warnIfExpired()
 	return p.current
 }
 
-// warn logs, once, that the current certificate has expired.
-func (p *Pair) warn() {
+// warnIfExpired logs, once for each certificate, that the served certificate has expired.
+func (p *Pair) warnIfExpired() {
 	if p.expired || time.Now().Before(p.current.Leaf.NotAfter) {
 		return
 	}
@@ -110,9 +110,9 @@ func (p *Pair) warn() {
 	p.logger.Error("certificate expired: clients will refuse it", "error", &ExpiredError{p.certFile, p.current.Leaf.NotAfter})
 }
 
-func (p *Pair) versions() (v [2]fileVersion) {
+func (p *Pair) fileVersions() (v [2]fileVersion) {
 	for i, file := range []string{p.certFile, p.keyFile} {
-		// An error of os.Stat is not handled here: load returns the same error when it reads the file.
+		// An error of os.Stat is not handled here: loadFiles returns the same error when it reads the file.
 		if info, err := os.Stat(file); err == nil {
 			v[i].info = info
 		}
@@ -120,7 +120,7 @@ func (p *Pair) versions() (v [2]fileVersion) {
 	return v
 }
 
-func (p *Pair) load() (*tls.Certificate, error) {
+func (p *Pair) loadFiles() (*tls.Certificate, error) {
 	cert, err := os.ReadFile(p.certFile)
 	if err != nil {
 		return nil, fmt.Errorf("tls-cert: %w", err)
@@ -136,13 +136,14 @@ func (p *Pair) load() (*tls.Certificate, error) {
 	return &pair, nil
 }
 
-// ErrIncomplete is returned by CheckPair when one of the two files is named and the other is not.
-var ErrIncomplete = errors.New("a certificate needs both files: set --tls-cert and --tls-key")
+// ErrIncompletePair is returned by CheckPair when only one of the certificate file and the key file is named.
+var ErrIncompletePair = errors.New("a certificate needs both files: set --tls-cert and --tls-key")
 
-// CheckPair reports whether both files are named; naming one alone is an error.
+// CheckPair reports whether both the certificate file and the key file are named. It returns ErrIncompletePair if only
+// one of them is.
 func CheckPair(certFile, keyFile string) (named bool, err error) {
 	if (certFile == "") != (keyFile == "") {
-		return false, ErrIncomplete
+		return false, ErrIncompletePair
 	}
 	return certFile != "", nil
 }

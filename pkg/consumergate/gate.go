@@ -20,30 +20,31 @@ import (
 const (
 	// createTimeout is the maximum time that JetStream may take to create a consumer.
 	createTimeout = 5 * time.Second
-	// maxRequests is the number of requests that a gate forwards at the same time.
-	maxRequests = 64
+	// maxConcurrentRequests is the number of consumer requests that a gate forwards at the same time.
+	maxConcurrentRequests = 64
 
-	queueGroup     = "gate"
-	createConsumer = "CONSUMER.CREATE."
-	apiPrefix      = "$JS.API."
-	// codeUnavailable is JetStream's error code for a request that may be retried.
+	gateQueueGroup        = "gate"
+	createConsumerSubject = "CONSUMER.CREATE."
+	jetStreamAPIPrefix    = "$JS.API."
+	// codeUnavailable is JetStream's error code on which clients retry a request.
 	codeUnavailable jetstream.ErrorCode = 10008
-	// answerType is the type of JetStream's response to a create request.
-	answerType = "io.nats.jetstream.api.v1.consumer_create_response"
+	// createResponseType is the type of JetStream's response to a create request.
+	createResponseType = "io.nats.jetstream.api.v1.consumer_create_response"
 )
 
-// request is the body of a create request, as JetStream decodes it. Other fields are not forwarded.
-type request struct {
+// createRequest is the body of a request that creates a consumer, as JetStream decodes it. The gate does not forward
+// other fields.
+type createRequest struct {
 	Stream string                   `json:"stream_name"`
 	Config jetstream.ConsumerConfig `json:"config"`
 	Action string                   `json:"action,omitempty"`
 }
 
-// Serve checks and forwards the requests of all services until nc is closed. nc must be connected as
-// topology.UserGate. Any number of processes may serve at the same time.
+// Serve checks requests for JetStream consumers of all services and forwards valid ones to JetStream, until nc is
+// closed. nc must be connected as topology.UserGate. Any number of processes may serve at the same time.
 func Serve(nc *nats.Conn, log *slog.Logger) error {
-	g := &gate{nc: nc, log: log, slots: make(chan struct{}, maxRequests)}
-	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", queueGroup, g.handle); err != nil {
+	g := &consumerGate{nc: nc, log: log, slots: make(chan struct{}, maxConcurrentRequests)}
+	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", gateQueueGroup, g.handleRequest); err != nil {
 		return fmt.Errorf("consumer gate: %w", err)
 	}
 	// Without the gate no service can read, so Serve returns only after the subscription is active, unless NATS is
@@ -56,55 +57,57 @@ func Serve(nc *nats.Conn, log *slog.Logger) error {
 	return nil
 }
 
-type gate struct {
+type consumerGate struct {
 	nc    *nats.Conn
 	log   *slog.Logger
 	slots chan struct{}
 }
 
-// handle answers one request. While all slots are taken, further requests wait in the subscription.
-func (g *gate) handle(m *nats.Msg) {
+// handleRequest responds to one consumer request. While the maximum number of requests is being forwarded, further
+// requests wait in the subscription.
+func (g *consumerGate) handleRequest(m *nats.Msg) {
 	// NATS remaps every reply subject except those of acknowledgements, and the gate may not publish to those.
 	if !strings.HasPrefix(m.Reply, topology.ReplyPrefix) {
 		g.log.Warn("consumer request ignored: its reply subject is not one of NATS", "subject", m.Subject, "reply", m.Reply)
 		return
 	}
-	body, err := check(m.Subject, m.Data)
+	body, err := checkCreateRequest(m.Subject, m.Data)
 	if err != nil {
 		g.log.Warn("consumer request refused", "subject", m.Subject, "error", err)
-		g.answer(m, refusal(http.StatusForbidden, 0, err))
+		g.respond(m, errorResponse(http.StatusForbidden, 0, err))
 		return
 	}
 	g.slots <- struct{}{}
 	go func() {
 		defer func() { <-g.slots }()
-		g.forward(m, body)
+		g.forwardRequest(m, body)
 	}()
 }
 
-// forward forwards the request to JetStream. After an error it answers with a code on which the client retries.
-func (g *gate) forward(m *nats.Msg, body []byte) {
+// forwardRequest forwards a valid consumer request to JetStream and sends the response back. After an error it responds
+// with a code on which the client retries.
+func (g *consumerGate) forwardRequest(m *nats.Msg, body []byte) {
 	_, rest, _ := strings.Cut(strings.TrimPrefix(m.Subject, topology.GatePrefix), ".")
-	got, err := g.nc.Request(apiPrefix+rest, body, createTimeout)
+	got, err := g.nc.Request(jetStreamAPIPrefix+rest, body, createTimeout)
 	if err != nil {
 		g.log.Warn("JetStream did not answer a consumer request", "subject", m.Subject, "error", err)
-		g.answer(m, refusal(http.StatusServiceUnavailable, codeUnavailable, err))
+		g.respond(m, errorResponse(http.StatusServiceUnavailable, codeUnavailable, err))
 		return
 	}
-	g.answer(m, got.Data)
+	g.respond(m, got.Data)
 }
 
-func (g *gate) answer(m *nats.Msg, data []byte) {
+func (g *consumerGate) respond(m *nats.Msg, data []byte) {
 	if err := g.nc.Publish(m.Reply, data); err != nil {
 		g.log.Warn("answer consumer request", "subject", m.Subject, "error", err)
 	}
 }
 
-// check returns the body to forward. The body is encoded anew, because two JSON parsers may read the same bytes
-// differently.
-func check(subject string, data []byte) ([]byte, error) {
+// checkCreateRequest checks a request for a consumer and returns the body that is forwarded to JetStream. The body is
+// encoded anew, because two JSON parsers may read the same bytes differently.
+func checkCreateRequest(subject string, data []byte) ([]byte, error) {
 	user, rest, _ := strings.Cut(strings.TrimPrefix(subject, topology.GatePrefix), ".")
-	path, ok := strings.CutPrefix(rest, createConsumer)
+	path, ok := strings.CutPrefix(rest, createConsumerSubject)
 	if !ok {
 		return nil, fmt.Errorf("%s is not a consumer request", subject)
 	}
@@ -112,7 +115,7 @@ func check(subject string, data []byte) ([]byte, error) {
 	if len(tokens) < 2 {
 		return nil, fmt.Errorf("%s names no consumer", subject)
 	}
-	var r request
+	var r createRequest
 	if err := json.Unmarshal(data, &r); err != nil {
 		return nil, fmt.Errorf("decode body: %w", err)
 	}
@@ -126,8 +129,8 @@ func check(subject string, data []byte) ([]byte, error) {
 	return json.Marshal(r)
 }
 
-// checkConfig refuses a delivery subject outside the user's inboxes, a name or filter that differs from the subject,
-// and a durable of another user.
+// checkConfig returns an error for a consumer with a delivery subject outside the user's inboxes, a name or filter that
+// differs from the request's subject, or a durable name of another user.
 func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error {
 	stream, name := tokens[0], tokens[1]
 	if c.Name != "" && c.Name != name || c.Durable != "" && c.Durable != name {
@@ -145,10 +148,10 @@ func checkConfig(user string, tokens []string, c jetstream.ConsumerConfig) error
 	return nil
 }
 
-// refusal encodes an error as JetStream's clients expect it.
-func refusal(status int, code jetstream.ErrorCode, reason error) []byte {
+// errorResponse encodes the reason for which a request is refused as JetStream's clients expect it.
+func errorResponse(status int, code jetstream.ErrorCode, reason error) []byte {
 	raw, err := json.Marshal(map[string]any{
-		"type": answerType, "error": jetstream.APIError{Code: status, ErrorCode: code, Description: reason.Error()},
+		"type": createResponseType, "error": jetstream.APIError{Code: status, ErrorCode: code, Description: reason.Error()},
 	})
 	if err != nil {
 		panic(err) // strings and numbers always encode

@@ -43,7 +43,7 @@ func requestConsumer(t *testing.T, nc *nats.Conn, path, body string) jetstream.A
 
 func TestServe_RefusesRequestsThatJetStreamWouldAccept(t *testing.T) {
 	t.Parallel()
-	url := natstest.RunWithoutGate(t)
+	url := natstest.RunWithoutConsumerGate(t)
 	serve(t, url)
 	skills := natstest.ConnAs(t, url, topology.UserSkills)
 	const durable = "COMMANDS.skills.cmd.skills.>"
@@ -75,7 +75,7 @@ func TestServe_RefusesRequestsThatJetStreamWouldAccept(t *testing.T) {
 // receives an error at once when none runs.
 func TestServe_SeveralShareTheRequests(t *testing.T) {
 	t.Parallel()
-	url := natstest.RunWithoutGate(t)
+	url := natstest.RunWithoutConsumerGate(t)
 	js, err := jetstream.New(natstest.ConnAs(t, url, topology.UserProjector))
 	if err != nil {
 		t.Fatal(err)

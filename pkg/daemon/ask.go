@@ -16,12 +16,12 @@ import (
 	"time"
 )
 
-// askTime is the time limit for a running service to report whether it is ready.
-const askTime = 8 * time.Second
+// healthRequestTimeout is the maximum time in which a running service must report whether it is ready.
+const healthRequestTimeout = 8 * time.Second
 
-// ask asks the service that listens on addr, with TLS or without, whether it is ready. The error names the
-// components that are not.
-func ask(ctx context.Context, addr string, secure bool) error {
+// requestHealth sends a request to /readyz of the service that listens on addr, with TLS if secure is set. It returns
+// nil if the service is ready, and otherwise an error that names the components that are not ready.
+func requestHealth(ctx context.Context, addr string, secure bool) error {
 	if addr == "" {
 		return errors.New("health: no address is set: set --metrics-listen or SPOOL_METRICS_LISTEN to the value of the service")
 	}
@@ -29,7 +29,7 @@ func ask(ctx context.Context, addr string, secure bool) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTime)
+	ctx, cancel := context.WithTimeout(ctx, healthRequestTimeout)
 	defer cancel()
 	scheme := map[bool]string{false: "http", true: "https"}[secure]
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, scheme+"://"+to+"/readyz", nil)
@@ -69,7 +69,7 @@ func ask(ctx context.Context, addr string, secure bool) error {
 	return fmt.Errorf("health: not ready: %s", strings.Join(wrong, "; "))
 }
 
-// localAddress returns the address under which a listener on addr is reached from this machine.
+// localAddress returns the address at which this machine reaches a server that listens on addr.
 func localAddress(addr string) (string, error) {
 	host, port, err := net.SplitHostPort(addr)
 	if err != nil {

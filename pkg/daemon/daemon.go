@@ -41,58 +41,59 @@ type Settings struct {
 	settings.Logging
 }
 
-// LogSettings are the additional settings of a service that opens the log. Embed them in its command line.
+// LogSettings are the additional settings of a service that opens the log. A service's command line embeds them.
 type LogSettings struct {
 	LogKeys string `name:"log-keys" default:"" env:"SPOOL_LOG_KEYS" help:"Keys that sign and verify the commits of the log, role:key, separated by commas; older keys of a role follow its first key after plus signs. Empty for a log that is not signed."`
 }
 
 func (s *LogSettings) logKeys() string { return s.LogKeys }
 
-// Env holds everything that Main passes to a service: connection, log, logger and registries.
+// Env holds everything that RunService passes to a service: connection, log, logger and registries.
 type Env struct {
 	NATS *nats.Conn
 	Log  eventlog.Log
-	// Partitions is how the log distributes ids over partitions; not set by MainWithoutLog.
+	// Partitions is how the log distributes ids over partitions; not set by RunServiceWithoutLog.
 	Partitions events.Partitioning
 	Logger     *slog.Logger
 	Health     *Health               // checks of /readyz; the service adds its own
 	Metrics    prometheus.Registerer // metrics of /metrics; the service adds its own
 }
 
-// LogCLI is implemented by pointers to structs that embed LogSettings.
-type LogCLI interface{ logKeys() string }
+// LogCommandLine is implemented by pointers to structs that embed LogSettings.
+type LogCommandLine interface{ logKeys() string }
 
-// Main parses settings into cli, a pointer to a struct that embeds Settings and LogSettings, then connects and runs
-// the service until it ends or the process receives a signal. It returns the exit code: 0, 1 for a failure, 2 for
-// invalid arguments.
+// RunService runs the program of a service. It parses settings into cli, a pointer to a struct that embeds Settings and
+// LogSettings, then connects to NATS and calls run until run returns or the process receives a signal. It returns the
+// exit code: 0, 1 for a failure, 2 for invalid arguments.
 //
-// With `health` as the first argument it asks the process that runs with the same settings whether it is ready, prints
-// the components that are not ready, and returns 0 or 1.
-func Main(name, doc string, use jslog.Role, cli LogCLI, settings *Settings, run func(context.Context, Env) error) int {
-	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
-	return p.main(os.Args[1:], os.Stdout, os.Stderr)
+// With `health` as the first argument RunService requests the readiness of the process that runs with the same
+// settings, prints the components that are not ready, and returns 0 or 1.
+func RunService(name, doc string, use jslog.Role, cli LogCommandLine, settings *Settings, run func(context.Context, Env) error) int {
+	p := serviceProgram{name: name, doc: doc, cli: cli, settings: settings, run: run, open: logOpener{name, use, cli}.open}
+	return p.runMain(os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// MainWithoutLog is like Main for a service whose NATS user may not read the log: Env.Log is nil, and it does not wait for
-// the streams. The service calls AwaitPartitions.
-func MainWithoutLog(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
-	p := program{name: name, doc: doc, cli: cli, settings: settings, run: run, open: openNothing}
-	return p.main(os.Args[1:], os.Stdout, os.Stderr)
+// RunServiceWithoutLog is like RunService for a service whose NATS user may not read the log: Env.Log is nil, and
+// RunServiceWithoutLog does not wait for the streams. The service calls AwaitPartitions instead.
+func RunServiceWithoutLog(name, doc string, cli any, settings *Settings, run func(context.Context, Env) error) int {
+	p := serviceProgram{name: name, doc: doc, cli: cli, settings: settings, run: run, open: openNoLog}
+	return p.runMain(os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// program describes the program of a service: its command line, and the function that runs it.
-type program struct {
+// serviceProgram describes the program of a service: its command line, and the function that runs the service.
+type serviceProgram struct {
 	name, doc string
 	cli       any
 	settings  *Settings
 	run       func(context.Context, Env) error
-	open      opener
+	open      logOpenFunc
 }
 
-// opener waits for the streams, opens the log and returns its partitioning.
-type opener func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, events.Partitioning, error)
+// logOpenFunc is a function that waits for the streams of the log, opens the log, and returns it with the partitioning
+// of its ids.
+type logOpenFunc func(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, events.Partitioning, error)
 
-func (p *program) main(args []string, stdout, stderr io.Writer) int {
+func (p *serviceProgram) runMain(args []string, stdout, stderr io.Writer) int {
 	fail := func(err error, code int) int {
 		fmt.Fprintf(stderr, "%s: %v\n", p.name, err)
 		return code
@@ -121,8 +122,8 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	if asked {
-		addr, secure := p.healthListen()
-		if err := ask(ctx, addr, secure); err != nil {
+		addr, secure := p.healthAddress()
+		if err := requestHealth(ctx, addr, secure); err != nil {
 			return fail(err, 1)
 		}
 		return 0
@@ -133,12 +134,12 @@ func (p *program) main(args []string, stdout, stderr io.Writer) int {
 	return 0
 }
 
-// HealthListener is implemented by settings with their own listener that serves /readyz.
+// HealthListener is implemented by a service's settings if the service serves /readyz on a listener of its own.
 type HealthListener interface {
 	HealthListen() (addr string, tls bool) // returns its address, and whether it uses TLS
 }
 
-func (p *program) healthListen() (addr string, tls bool) {
+func (p *serviceProgram) healthAddress() (addr string, tls bool) {
 	if own, ok := p.cli.(HealthListener); ok {
 		return own.HealthListen()
 	}
@@ -147,26 +148,26 @@ func (p *program) healthListen() (addr string, tls bool) {
 
 // serve listens, connects to NATS, opens the log and runs the service. It waits for NATS and for its streams, since
 // services start in any order.
-func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
+func (p *serviceProgram) serve(ctx context.Context, stderr io.Writer) (err error) {
 	s := *p.settings
 	logger := slog.New(slog.NewJSONHandler(stderr, &slog.HandlerOptions{Level: s.LogLevel})).With("service", p.name)
-	metrics := newMetrics()
+	metrics := newMetricsRegistry()
 	env := Env{Logger: logger, Health: &Health{}, Metrics: metrics}
 	if s.MetricsListen != "" {
-		status, err := listen(ctx, s.MetricsListen, env.Health, metrics, logger)
+		status, err := startStatusServer(ctx, s.MetricsListen, env.Health, metrics, logger)
 		if err != nil {
 			return err
 		}
-		defer status.close()
+		defer status.shutdown()
 	}
 	if env.NATS, err = p.connect(logger); err != nil {
 		return err
 	}
 	defer env.NATS.Close()
-	WatchConnection(metrics, env.NATS)
-	defer p.reportAttempts(ctx, env.NATS, logger)()
-	env.Health.Check("nats", func(context.Context) error { return CheckConnection(env.NATS) })
-	opened := env.Health.Until("streams", "NATS did not respond, or its streams are not installed")
+	RegisterConnectionMetrics(metrics, env.NATS)
+	defer p.logConnectFailures(ctx, env.NATS, logger)()
+	env.Health.AddCheck("nats", func(context.Context) error { return CheckConnection(env.NATS) })
+	opened := env.Health.FailUntilDone("streams", "NATS did not respond, or its streams are not installed")
 	if env.Log, env.Partitions, err = p.open(ctx, env.NATS, logger); err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (p *program) serve(ctx context.Context, stderr io.Writer) (err error) {
 	return p.run(ctx, env)
 }
 
-func (p *program) connect(logger *slog.Logger) (*nats.Conn, error) {
+func (p *serviceProgram) connect(logger *slog.Logger) (*nats.Conn, error) {
 	s := p.settings
 	options := append(bus.ConnOptions(logger), nats.Name("spool-"+p.name))
 	if s.NATSUser != "" {
@@ -192,17 +193,17 @@ func (p *program) connect(logger *slog.Logger) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// attemptPause is the interval between two checks of a connection that is being established.
-const attemptPause = time.Second
+// connectCheckInterval is the interval between two checks of a NATS connection that is being established.
+const connectCheckInterval = time.Second
 
-// reportAttempts logs why attempts to connect to NATS fail, for example because of an expired certificate. It logs
-// each reason once until the connection is up. nats.go has no callback for a failed handshake. It ends with ctx or
-// when stop is called, which waits for it.
-func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (stop func()) {
+// logConnectFailures logs why attempts to connect to NATS fail, for example because of an expired certificate. It logs
+// each reason once until the connection is up. nats.go has no callback for a failed handshake. Logging ends with ctx or
+// when stop is called; stop blocks until it has ended.
+func (p *serviceProgram) logConnectFailures(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	var done sync.WaitGroup
 	done.Go(func() {
-		tick := time.NewTicker(attemptPause)
+		tick := time.NewTicker(connectCheckInterval)
 		defer tick.Stop()
 		last := ""
 		for {
@@ -215,9 +216,9 @@ func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slo
 				last = ""
 				continue
 			}
-			if reason := reasonOf(nc.LastError()); reason != "" && reason != last {
+			if reason := errorWithoutTime(nc.LastError()); reason != "" && reason != last {
 				last = reason
-				logger.Warn("NATS cannot be reached; retrying", "url", redacted(p.settings.NATSURL), "nats-ca", p.settings.NATSCA, "error", reason)
+				logger.Warn("NATS cannot be reached; retrying", "url", redactPassword(p.settings.NATSURL), "nats-ca", p.settings.NATSCA, "error", reason)
 			}
 		}
 	})
@@ -227,8 +228,9 @@ func (p *program) reportAttempts(ctx context.Context, nc *nats.Conn, logger *slo
 	}
 }
 
-// reasonOf returns an error's text without the current time, which differs at each attempt.
-func reasonOf(err error) string {
+// errorWithoutTime returns the text of a certificate error without the current time, so that equal errors of two
+// attempts have equal texts.
+func errorWithoutTime(err error) string {
 	var invalid x509.CertificateInvalidError
 	if errors.As(err, &invalid) && invalid.Reason == x509.Expired && invalid.Cert != nil {
 		return fmt.Sprintf("the server's certificate for %s is only valid from %s to %s: renew it", strings.Join(invalid.Cert.DNSNames, ", "),
@@ -240,8 +242,8 @@ func reasonOf(err error) string {
 	return err.Error()
 }
 
-// redacted returns a URL with its password replaced.
-func redacted(raw string) string {
+// redactPassword returns a URL with its password replaced.
+func redactPassword(raw string) string {
 	u, err := url.Parse(raw)
 	if err != nil {
 		return ""
@@ -249,8 +251,8 @@ func redacted(raw string) string {
 	return u.Redacted()
 }
 
-// openNothing is the opener of a service without the log.
-func openNothing(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, events.Partitioning, error) {
+// openNoLog is the logOpenFunc of a service that does not use the log: it returns a nil log.
+func openNoLog(context.Context, *nats.Conn, *slog.Logger) (eventlog.Log, events.Partitioning, error) {
 	return nil, 0, nil
 }
 
@@ -263,11 +265,11 @@ func AwaitPartitions(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (e
 	return awaitStreams(ctx, logger, func(ctx context.Context) (events.Partitioning, error) { return topology.ReadPartitions(ctx, js) })
 }
 
-// logOpener opens the log for a service. The service's name is the role in which it writes.
+// logOpener opens the log for a service, which appends to the log in the role of the service's name.
 type logOpener struct {
 	name string
 	use  jslog.Role
-	cli  LogCLI
+	cli  LogCommandLine
 }
 
 // open waits until the log's streams exist and opens the log.
@@ -298,8 +300,8 @@ func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger)
 	return log, layout.Partitions, nil
 }
 
-// awaitStreams waits until the streams are installed and returns what read returns. It does not wait if the streams are
-// not those of one log, because that does not end by itself.
+// awaitStreams calls read until the streams of the log are installed, and returns the result of read. It returns an
+// error at once if the streams belong to different logs, because waiting does not help then.
 func awaitStreams[T any](ctx context.Context, logger *slog.Logger, read func(context.Context) (T, error)) (T, error) {
 	for said := false; ; said = true {
 		try, cancel := context.WithTimeout(ctx, 2*time.Second)

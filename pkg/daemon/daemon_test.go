@@ -40,8 +40,8 @@ func service(t *testing.T, stderr io.Writer, run func(context.Context, Env) erro
 	t.Helper()
 	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
 	var c cli
-	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: openNothing}
-	return p.main(append([]string{"--database=x", "--nats-url=" + srv.ClientURL()}, args...), io.Discard, stderr)
+	p := serviceProgram{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: openNoLog}
+	return p.runMain(append([]string{"--database=x", "--nats-url=" + srv.ClientURL()}, args...), io.Discard, stderr)
 }
 
 // health runs `svc health` and returns the exit code and the output.
@@ -49,8 +49,8 @@ func health(t *testing.T, args ...string) (int, string) {
 	t.Helper()
 	var c cli
 	var said bytes.Buffer
-	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings}
-	return p.main(append([]string{"health"}, args...), io.Discard, &said), said.String()
+	p := serviceProgram{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings}
+	return p.runMain(append([]string{"health"}, args...), io.Discard, &said), said.String()
 }
 
 func get(t *testing.T, addr, path string) (int, string) {
@@ -79,7 +79,7 @@ func TestHealth_ReportsTheStateOfTheService(t *testing.T) {
 	addr := porttest.FreeAddrs(t, 1)[0]
 	code := service(t, io.Discard, func(_ context.Context, env Env) error {
 		ready := make(chan struct{})
-		env.Health.Await("jobs", ready)
+		env.Health.AddChannelCheck("jobs", ready)
 		env.Metrics.MustRegister(prometheus.NewCounter(prometheus.CounterOpts{Name: "svc_turns_total", Help: "Turns."}))
 
 		if status, _ := get(t, addr, "/healthz"); status != http.StatusOK {
@@ -212,7 +212,7 @@ type serviceCLI struct {
 
 func TestOpen_WaitsForTheStreamsAndReadsTheirPartitions(t *testing.T) {
 	t.Parallel()
-	for name, open := range map[string]opener{"with the log": logOpener{"session", jslog.RoleWriter, &serviceCLI{}}.open, "without the log": awaitPartitions} {
+	for name, open := range map[string]logOpenFunc{"with the log": logOpener{"session", jslog.RoleWriter, &serviceCLI{}}.open, "without the log": awaitPartitions} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			nc := natstest.Conn(t, natstest.Run(t))
@@ -266,7 +266,7 @@ func TestOpen_RefusesStreamsOfAnotherLayout(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for stream, open := range map[string]opener{"EVENTS-0": logOpener{"session", jslog.RoleWriter, &serviceCLI{}}.open, "COMMANDS": awaitPartitions} {
+	for stream, open := range map[string]logOpenFunc{"EVENTS-0": logOpener{"session", jslog.RoleWriter, &serviceCLI{}}.open, "COMMANDS": awaitPartitions} {
 		want := "stream " + stream + `: metadata spool-partitions is "9"`
 		if _, _, err := open(t.Context(), nc, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)

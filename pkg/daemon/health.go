@@ -17,19 +17,19 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// checkTime is the time limit for the checks of one request to /readyz.
-const checkTime = 2 * time.Second
+// healthChecksTimeout is the maximum time in which all health checks of one request to /readyz must end.
+const healthChecksTimeout = 2 * time.Second
 
-// Health decides whether a service is ready. The zero value has no checks, and so is ready. It is safe for
-// concurrent use.
+// Health decides by a list of checks whether a service is ready. The zero value has no checks, and so is ready. It is
+// safe for concurrent use.
 type Health struct {
 	mu     sync.Mutex
 	names  []string // in the order in which they were added
 	checks map[string]func(context.Context) error
 }
 
-// Check adds a check, or replaces the check of that name. A nil error means ok.
-func (h *Health) Check(name string, check func(context.Context) error) {
+// AddCheck adds a health check, or replaces the check of that name. A check that returns nil succeeds.
+func (h *Health) AddCheck(name string, check func(context.Context) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.checks == nil {
@@ -41,9 +41,9 @@ func (h *Health) Check(name string, check func(context.Context) error) {
 	h.checks[name] = check
 }
 
-// Await adds a check that succeeds once ready is closed.
-func (h *Health) Await(name string, ready <-chan struct{}) {
-	h.Check(name, func(context.Context) error {
+// AddChannelCheck adds a health check that succeeds once the channel ready is closed.
+func (h *Health) AddChannelCheck(name string, ready <-chan struct{}) {
+	h.AddCheck(name, func(context.Context) error {
 		select {
 		case <-ready:
 			return nil
@@ -53,10 +53,10 @@ func (h *Health) Await(name string, ready <-chan struct{}) {
 	})
 }
 
-// Until adds a check that fails with reason until done is called, once.
-func (h *Health) Until(name, reason string) (done func()) {
+// FailUntilDone adds a health check that fails with reason until done is called. done must be called at most once.
+func (h *Health) FailUntilDone(name, reason string) (done func()) {
 	ready := make(chan struct{})
-	h.Check(name, func(context.Context) error {
+	h.AddCheck(name, func(context.Context) error {
 		select {
 		case <-ready:
 			return nil
@@ -67,9 +67,10 @@ func (h *Health) Until(name, reason string) (done func()) {
 	return func() { close(ready) }
 }
 
-// Report runs all checks concurrently. It returns "ok" or the error for each name, and whether all succeeded.
-func (h *Health) Report(ctx context.Context) (map[string]string, bool) {
-	ctx, cancel := context.WithTimeout(ctx, checkTime)
+// RunChecks runs all health checks concurrently. It returns "ok" or the error of each check by its name, and whether
+// all checks succeeded.
+func (h *Health) RunChecks(ctx context.Context) (map[string]string, bool) {
+	ctx, cancel := context.WithTimeout(ctx, healthChecksTimeout)
 	defer cancel()
 	h.mu.Lock()
 	checks := make(map[string]func(context.Context) error, len(h.names))
@@ -95,8 +96,8 @@ func (h *Health) Report(ctx context.Context) (map[string]string, bool) {
 	return report, well
 }
 
-// newMetrics returns a registry with the metrics of every process.
-func newMetrics() *prometheus.Registry {
+// newMetricsRegistry returns a registry with the metrics that every process exports.
+func newMetricsRegistry() *prometheus.Registry {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return registry
@@ -108,14 +109,14 @@ func CheckConnection(nc *nats.Conn) error {
 	if s == nats.CONNECTED {
 		return nil
 	}
-	if reason := reasonOf(nc.LastError()); reason != "" {
+	if reason := errorWithoutTime(nc.LastError()); reason != "" {
 		return fmt.Errorf("NATS is %s: %s", s, reason)
 	}
 	return fmt.Errorf("NATS is %s", s)
 }
 
-// WatchConnection registers the metrics of a connection to NATS.
-func WatchConnection(metrics prometheus.Registerer, nc *nats.Conn) {
+// RegisterConnectionMetrics registers the metrics of a connection to NATS.
+func RegisterConnectionMetrics(metrics prometheus.Registerer, nc *nats.Conn) {
 	gauge := func(name, help string, value func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "spool_nats_" + name, Help: help}, value)
 	}
@@ -151,8 +152,8 @@ type statusServer struct {
 	done chan struct{}
 }
 
-// listen opens the address and serves health and metrics until close.
-func listen(ctx context.Context, addr string, health *Health, metrics prometheus.Gatherer, logger *slog.Logger) (*statusServer, error) {
+// startStatusServer listens on addr and serves health and metrics until shutdown is called.
+func startStatusServer(ctx context.Context, addr string, health *Health, metrics prometheus.Gatherer, logger *slog.Logger) (*statusServer, error) {
 	if _, _, err := net.SplitHostPort(addr); err != nil {
 		return nil, fmt.Errorf("metrics-listen: %.100q is not an address such as 127.0.0.1:9090", addr)
 	}
@@ -162,7 +163,7 @@ func listen(ctx context.Context, addr string, health *Health, metrics prometheus
 		return nil, fmt.Errorf("metrics-listen: %w; choose another address with --metrics-listen", err)
 	}
 	s := &statusServer{done: make(chan struct{}), http: &http.Server{
-		Handler: handler(health, metrics), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
+		Handler: statusHandler(health, metrics), ReadHeaderTimeout: 5 * time.Second, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug),
 	}}
 	go func() {
@@ -175,19 +176,19 @@ func listen(ctx context.Context, addr string, health *Health, metrics prometheus
 	return s, nil
 }
 
-func (s *statusServer) close() {
+func (s *statusServer) shutdown() {
 	_ = s.http.Close() // open requests are aborted: the process ends
 	<-s.done
 }
 
-// handler serves /healthz, which succeeds while the process runs, /readyz and /metrics.
-func handler(health *Health, metrics prometheus.Gatherer) http.Handler {
+// statusHandler serves /healthz, which succeeds while the process runs, /readyz and /metrics.
+func statusHandler(health *Health, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]any{"status": "ok"})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		checks, well := health.Report(r.Context())
+		checks, well := health.RunChecks(r.Context())
 		status := http.StatusOK
 		if !well {
 			status = http.StatusServiceUnavailable

@@ -47,14 +47,14 @@ func TestSettingLogKeys(t *testing.T) {
 			LogSettings
 		}
 		ran := false
-		p := program{name: "session", doc: "A service.", cli: &c, settings: &c.Settings, open: logOpener{"session", jslog.RoleWriter, &c}.open}
+		p := serviceProgram{name: "session", doc: "A service.", cli: &c, settings: &c.Settings, open: logOpener{"session", jslog.RoleWriter, &c}.open}
 		p.run = func(ctx context.Context, env Env) error {
 			ran = true
 			_, err := env.Log.Append(ctx, eventlog.Head{Subject: eventlogtest.SessionSubject(0, 1, "daemon")}, eventlogtest.Draft("daemon", "text"))
 			return err
 		}
 		var said bytes.Buffer
-		code := p.main([]string{"--nats-url=" + srv.ClientURL()}, io.Discard, &said)
+		code := p.runMain([]string{"--nats-url=" + srv.ClientURL()}, io.Discard, &said)
 		if ran != (want == "") || (code == 0) != ran || !strings.Contains(said.String(), want) {
 			t.Errorf("with keys %q: ran: %v, exit code %d, output %s", keys, ran, code, said.String())
 		}
@@ -77,19 +77,19 @@ func TestSettingNATS(t *testing.T) {
 	right := srv.Password(topology.UserGateway)
 	for password, in := range map[string]bool{right: true, "wrong": false, "": false} {
 		var c cli
-		p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, open: openNothing}
+		p := serviceProgram{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, open: openNoLog}
 		p.run = func(_ context.Context, env Env) error {
 			err := env.NATS.FlushTimeout(2 * time.Second)
 			if (err == nil) != in {
 				t.Errorf("with password %q: %v", password, err)
 			}
-			if _, well := env.Health.Report(context.Background()); well != in {
+			if _, well := env.Health.RunChecks(context.Background()); well != in {
 				t.Errorf("with password %q it is ready: %v", password, well)
 			}
 			return nil
 		}
 		args := []string{"--database=x", "--nats-url=" + srv.ClientURL(), "--nats-user=" + topology.UserGateway, "--nats-password=" + password} // SPOOL_NATS_URL, SPOOL_NATS_USER, SPOOL_NATS_PASSWORD
-		if code := p.main(args, io.Discard, io.Discard); code != 0 {
+		if code := p.runMain(args, io.Discard, io.Discard); code != 0 {
 			t.Errorf("with password %q the service ended with %d", password, code)
 		}
 	}

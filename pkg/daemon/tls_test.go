@@ -25,7 +25,7 @@ func issue(t *testing.T, dir string, now time.Time, valid time.Duration) (caFile
 	caFile = filepath.Join(dir, "ca.pem")
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: valid, RenewBefore: 1 << 60}, now)
 	if err == nil {
-		err = authority.Trust(caFile)
+		err = authority.WriteTrustFile(caFile)
 	}
 	if err == nil {
 		_, err = authority.Issue(dir, []string{"127.0.0.1"})
@@ -46,7 +46,7 @@ func secureNATS(t *testing.T, dir string) *server.Server {
 		if err != nil {
 			t.Fatal(err)
 		}
-		options.TLS, options.TLSConfig, options.TLSTimeout = true, pair.TLS(), 30
+		options.TLS, options.TLSConfig, options.TLSTimeout = true, pair.TLSConfig(), 30
 	}
 	ns, err := server.NewServer(options)
 	if err != nil {
@@ -91,8 +91,8 @@ func await(t *testing.T, what string, ok func() bool) {
 // runAt runs a service that connects to ns, and returns the exit code.
 func runAt(ns *server.Server, stderr io.Writer, run func(context.Context, Env) error, args ...string) int {
 	var c cli
-	p := program{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: openNothing}
-	return p.main(append([]string{"--database=x", "--nats-url=" + ns.ClientURL()}, args...), io.Discard, stderr)
+	p := serviceProgram{name: "svc", doc: "A service.", cli: &c, settings: &c.Settings, run: run, open: openNoLog}
+	return p.runMain(append([]string{"--database=x", "--nats-url=" + ns.ClientURL()}, args...), io.Discard, stderr)
 }
 
 // TestSettingNATSCA tests that a service with SPOOL_NATS_CA connects by TLS to a server whose certificate that
@@ -134,7 +134,7 @@ func TestSettingNATSCA(t *testing.T) {
 			if env.NATS.IsConnected() {
 				t.Errorf("%s: the service connected", want)
 			}
-			if report, _ := env.Health.Report(t.Context()); !strings.HasPrefix(report["nats"], "NATS is ") {
+			if report, _ := env.Health.RunChecks(t.Context()); !strings.HasPrefix(report["nats"], "NATS is ") {
 				t.Errorf("readiness is %v", report)
 			}
 			return nil
@@ -160,7 +160,7 @@ func TestStart_WaitsForAnExpiredCertificateOfNATS(t *testing.T) {
 	code := runAt(ns, &said, func(_ context.Context, env Env) error {
 		await(t, "the log says why", func() bool { return strings.Contains(said.String(), "renew it") })
 		await(t, "readiness says why", func() bool {
-			report, _ := env.Health.Report(t.Context())
+			report, _ := env.Health.RunChecks(t.Context())
 			return strings.Contains(report["nats"], "renew it")
 		})
 		issue(t, dir, time.Now(), time.Hour)
@@ -177,10 +177,10 @@ func TestHealth_UsesTLS(t *testing.T) {
 	ready := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusOK) }))
 	defer ready.Close()
 	addr := strings.TrimPrefix(ready.URL, "https://")
-	if err := ask(t.Context(), addr, true); err != nil {
+	if err := requestHealth(t.Context(), addr, true); err != nil {
 		t.Error(err)
 	}
-	if err := ask(t.Context(), addr, false); err == nil {
+	if err := requestHealth(t.Context(), addr, false); err == nil {
 		t.Error("a listener with TLS answered without it")
 	}
 }

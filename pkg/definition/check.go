@@ -17,20 +17,20 @@ import (
 
 // Limits of definitions.
 const (
-	MinInstructions  = 10       // characters
-	MaxText          = 1 << 20  // bytes of instructions, of a memory file, of a prompt
-	MaxDescription   = 16 << 10 // bytes
-	MaxFiles         = 8 << 20  // bytes of all files of an agent
-	MaxTimeoutMs     = 300_000
-	MaxSubagentDepth = 100  // levels of sub-agents below an agent
-	MaxAttempts      = 20   // starts of an agent in one execution
-	MaxLoopWindow    = 100  // calls of a conversation that are compared for loops
-	MaxEntries       = 1000 // of a list or a map
-	MaxEnvironments  = 32   // of an instance
-	MaxContainers    = 8    // MCP servers of type docker, each in a container of its own
+	MinInstructionsLength = 10       // characters
+	MaxTextSize           = 1 << 20  // bytes of instructions, of a memory file, of a prompt
+	MaxDescriptionSize    = 16 << 10 // bytes
+	MaxFilesSize          = 8 << 20  // bytes of all files of an agent
+	MaxTimeoutMs          = 300_000
+	MaxSubagentDepth      = 100  // levels of sub-agents below an agent
+	MaxAttempts           = 20   // starts of an agent in one execution
+	MaxLoopWindow         = 100  // calls of a conversation that are compared for loops
+	MaxListEntries        = 1000 // of a list or a map
+	MaxEnvironments       = 32   // of an instance
+	MaxMCPContainers      = 8    // MCP servers of type docker, each in a container of its own
 
-	maxName  = 64  // characters of the name of a sub-agent, a command or a server
-	maxLabel = 200 // characters of an agent's name and of a model
+	maxNameLength  = 64  // characters of the name of a sub-agent, a command or a server
+	maxLabelLength = 200 // characters of an agent's name and of a model
 )
 
 var (
@@ -39,142 +39,143 @@ var (
 	errEmpty   = errors.New("is empty")
 )
 
-// checker collects errors.
-type checker struct{ errs []FieldError }
+// specChecker collects the errors that its methods find in the spec of a definition.
+type specChecker struct{ errs []FieldError }
 
-func (c *checker) fail(field, format string, args ...any) {
+// addError records an error in a field of the spec.
+func (c *specChecker) addError(field, format string, args ...any) {
 	c.errs = append(c.errs, FieldError{field, fmt.Sprintf(format, args...)})
 }
 
-// checkText checks the size of a text in bytes.
-func (c *checker) checkText(field, s string, limit int) {
+// checkText adds an error if a text is larger than limit bytes.
+func (c *specChecker) checkText(field, s string, limit int) {
 	if len(s) > limit {
-		c.fail(field, "has %d bytes; the limit is %d", len(s), limit)
+		c.addError(field, "has %d bytes; the limit is %d", len(s), limit)
 	}
 }
 
-// must adds an error if a text is empty.
-func (c *checker) must(field, s string) bool {
+// checkNotEmpty adds an error if a text is empty, and reports whether it has content.
+func (c *specChecker) checkNotEmpty(field, s string) bool {
 	if strings.TrimSpace(s) == "" {
-		c.fail(field, "is required")
+		c.addError(field, "is required")
 		return false
 	}
 	return true
 }
 
-// checkLabel checks a short text on one line.
-func (c *checker) checkLabel(field, s string) {
-	if utf8.RuneCountInString(s) > maxLabel || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-		c.fail(field, "must be one line of at most %d characters", maxLabel)
+// checkLine adds an error if a short text is too long or has more than one line.
+func (c *specChecker) checkLine(field, s string) {
+	if utf8.RuneCountInString(s) > maxLabelLength || strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		c.addError(field, "must be one line of at most %d characters", maxLabelLength)
 	}
 }
 
-// count checks the size of a list or a map.
-func (c *checker) count(field string, n, limit int) {
+// checkCount adds an error if a list or a map has more than limit entries.
+func (c *specChecker) checkCount(field string, n, limit int) {
 	if n > limit {
-		c.fail(field, "has %d entries; the limit is %d", n, limit)
+		c.addError(field, "has %d entries; the limit is %d", n, limit)
 	}
 }
 
-// checkList adds errors for empty and repeated elements.
-func (c *checker) checkList(field string, list []string) {
-	c.count(field, len(list), MaxEntries)
+// checkList adds an error for each empty and each repeated element of a list.
+func (c *specChecker) checkList(field string, list []string) {
+	c.checkCount(field, len(list), MaxListEntries)
 	seen := map[string]int{}
 	for i, s := range list {
-		c.checkLabel(element(field, i), s)
-		if c.must(element(field, i), s) {
+		c.checkLine(joinIndex(field, i), s)
+		if c.checkNotEmpty(joinIndex(field, i), s) {
 			c.checkUnique(seen, field, "", s, i)
 		}
 	}
 }
 
-// checkUnique adds an error if another element has the same name.
-func (c *checker) checkUnique(seen map[string]int, list, field, name string, i int) {
+// checkUnique adds an error if another element of the list has the same name.
+func (c *specChecker) checkUnique(seen map[string]int, list, field, name string, i int) {
 	if before, ok := seen[name]; ok {
-		at := element(list, i)
+		at := joinIndex(list, i)
 		if field != "" {
-			at = within(at, field)
+			at = joinField(at, field)
 		}
-		c.fail(at, "%.80q is already in %s", name, element(list, before))
+		c.addError(at, "%.80q is already in %s", name, joinIndex(list, before))
 		return
 	}
 	seen[name] = i
 }
 
-// addOptionError adds the error of a check of session options under the name of the agent's field. optionField is the name in
-// the options.
-func (c *checker) addOptionError(err error, optionField, field string) {
+// addOptionError adds the error that a check of session options returned, under the name of the agent's field.
+// optionField is the name of the field in session options.
+func (c *specChecker) addOptionError(err error, optionField, field string) {
 	var wrong *command.Error
 	switch {
 	case err == nil:
 	case errors.As(err, &wrong):
-		c.fail(field+strings.TrimPrefix(wrong.Field, optionField), "%s", wrong.Detail)
+		c.addError(field+strings.TrimPrefix(wrong.Field, optionField), "%s", wrong.Detail)
 	default:
-		c.fail(field, "%v", err)
+		c.addError(field, "%v", err)
 	}
 }
 
-// reference checks a reference.
-func (c *checker) reference(field string, r events.Reference) bool {
+// checkReference adds an error if a reference is invalid, and reports whether it is valid.
+func (c *specChecker) checkReference(field string, r events.Reference) bool {
 	var wrong *events.ReferenceError
 	switch err := r.Check(); {
 	case err == nil:
 		return true
 	case errors.As(err, &wrong) && wrong.Field != "":
-		c.fail(within(field, wrong.Field), "%s", wrong.Detail)
+		c.addError(joinField(field, wrong.Field), "%s", wrong.Detail)
 	default:
-		c.fail(field, "%v", err)
+		c.addError(field, "%v", err)
 	}
 	return false
 }
 
-func (c *checker) checkReferences(field string, list []events.Reference, limit int) {
-	c.count(field, len(list), limit)
+func (c *specChecker) checkReferences(field string, list []events.Reference, limit int) {
+	c.checkCount(field, len(list), limit)
 	seen := map[string]int{}
 	for i, r := range list {
-		if c.reference(element(field, i), r) {
+		if c.checkReference(joinIndex(field, i), r) {
 			c.checkUnique(seen, field, "", r.WithoutVersion().String(), i)
 		}
 	}
 }
 
-// checkVariable checks the name of a variable.
-func (c *checker) checkVariable(field, name string) bool {
+// checkVariable adds an error if the name of an environment variable is invalid, and reports whether it is valid.
+func (c *specChecker) checkVariable(field, name string) bool {
 	if err := layers.CheckVariableName(name); err != nil {
-		c.fail(field, "%v", err)
+		c.addError(field, "%v", err)
 		return false
 	}
 	return true
 }
 
-// checkStrings adds errors for texts that the log or a table cannot store: invalid UTF-8 and NUL bytes.
-func (c *checker) checkStrings(v reflect.Value, path string) {
+// checkStoredTexts adds errors for texts that the log or a table cannot store: invalid UTF-8 and NUL bytes.
+func (c *specChecker) checkStoredTexts(v reflect.Value, path string) {
 	switch v.Kind() {
 	case reflect.String:
 		switch s := v.String(); {
 		case !utf8.ValidString(s):
-			c.fail(path, "%v", errNotUTF8)
+			c.addError(path, "%v", errNotUTF8)
 		case strings.ContainsRune(s, 0):
-			c.fail(path, "%v", errNUL)
+			c.addError(path, "%v", errNUL)
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			c.checkStrings(v.Index(i), element(path, i))
+			c.checkStoredTexts(v.Index(i), joinIndex(path, i))
 		}
 	case reflect.Map:
-		for _, k := range slices.SortedFunc(maps.Keys(keys(v)), strings.Compare) {
-			c.checkStrings(reflect.ValueOf(k), path)
-			c.checkStrings(v.MapIndex(reflect.ValueOf(k)), within(path, k))
+		for _, k := range slices.SortedFunc(maps.Keys(mapKeys(v)), strings.Compare) {
+			c.checkStoredTexts(reflect.ValueOf(k), path)
+			c.checkStoredTexts(v.MapIndex(reflect.ValueOf(k)), joinField(path, k))
 		}
 	case reflect.Struct:
-		for _, f := range fieldsOf(v.Type()) {
-			c.checkStrings(v.Field(f.index), within(path, f.name))
+		for _, f := range structFields(v.Type()) {
+			c.checkStoredTexts(v.Field(f.index), joinField(path, f.name))
 		}
 	}
 }
 
-// keys returns the keys of a map as texts.
-func keys(v reflect.Value) map[string]bool {
+// mapKeys returns the set of the keys of a map, as strings.
+func mapKeys(v reflect.Value) map[string]bool {
 	out := make(map[string]bool, v.Len())
 	for _, k := range v.MapKeys() {
 		out[k.String()] = true
@@ -182,22 +183,22 @@ func keys(v reflect.Value) map[string]bool {
 	return out
 }
 
-// CheckEntry returns the errors in the name and the tags of an entry. The fields are scope, org, slug and tags[i].
-// The reference must have no version.
-func CheckEntry(ref events.Reference, tags []string) []FieldError {
-	var c checker
+// CheckEntryNames returns the errors in the reference and the tags of a catalogue entry. The fields in errors are
+// scope, org, slug, version and tags[i]. The reference must have no version.
+func CheckEntryNames(ref events.Reference, tags []string) []FieldError {
+	var c specChecker
 	var wrong *events.ReferenceError
 	if err := ref.Check(); errors.As(err, &wrong) {
-		c.fail(wrong.Field, "%s", wrong.Detail)
+		c.addError(wrong.Field, "%s", wrong.Detail)
 	}
 	if ref.Version != "" {
-		c.fail("version", "must not be set: the version of an entry follows from its content")
+		c.addError("version", "must not be set: the version of an entry follows from its content")
 	}
-	c.count("tags", len(tags), versions.MaxTags)
+	c.checkCount("tags", len(tags), versions.MaxTags)
 	seen := map[string]int{}
 	for i, t := range tags {
 		if !events.IsTag(t) {
-			c.fail(element("tags", i), "%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", t)
+			c.addError(joinIndex("tags", i), "%.64q is not a tag; must have 1 to 64 characters of a-z, 0-9, dots, hyphens and underscores, and not begin with a dot or a hyphen", t)
 			continue
 		}
 		c.checkUnique(seen, "tags", "", t, i)
@@ -205,54 +206,56 @@ func CheckEntry(ref events.Reference, tags []string) []FieldError {
 	return c.errs
 }
 
-// CheckInstance returns the errors of an agent instance.
+// CheckInstance returns the errors in the spec of an agent instance.
 func CheckInstance(s events.InstanceSpec) []FieldError {
-	var c checker
-	c.checkStrings(reflect.ValueOf(s), "")
-	c.checkText("description", s.Description, MaxDescription)
-	c.reference("agent", s.Agent)
+	var c specChecker
+	c.checkStoredTexts(reflect.ValueOf(s), "")
+	c.checkText("description", s.Description, MaxDescriptionSize)
+	c.checkReference("agent", s.Agent)
 	c.checkReferences("environments", s.Environments, MaxEnvironments)
 	return c.errs
 }
 
-// CheckEnvironment returns the errors of an environment in the form of the log: a secret has the key of its
+// CheckEnvironment returns the errors in the spec of an environment as the log stores it: a secret has the key of its
 // encrypted value, and never the value.
 func CheckEnvironment(s events.EnvironmentSpec) []FieldError {
-	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
+	return checkEnvironment(s, func(c *specChecker, field string, v events.Variable) {
 		switch {
 		case v.Secret && v.Value != "":
-			c.fail(within(field, "value"), "must not be set: the value of a secret is encrypted before it is stored")
+			c.addError(joinField(field, "value"), "must not be set: the value of a secret is encrypted before it is stored")
 		case v.Secret && v.Sealed == "":
-			c.fail(within(field, "sealed"), "is required: the key of the secret's encrypted value")
+			c.addError(joinField(field, "sealed"), "is required: the key of the secret's encrypted value")
 		}
 	})
 }
 
-// CheckDraft returns the errors of an environment in the form of a client's request: with the values of its
-// secrets. Only the server knows whether a secret may come without a value.
-func CheckDraft(s events.EnvironmentSpec) []FieldError {
-	return checkEnvironment(s, func(c *checker, field string, v events.Variable) {
+// CheckRequestedEnvironment returns the errors in the spec of an environment as a client sends it: with the values of
+// secrets. A secret may come without a value; only the server knows whether it has one.
+func CheckRequestedEnvironment(s events.EnvironmentSpec) []FieldError {
+	return checkEnvironment(s, func(c *specChecker, field string, v events.Variable) {
 		if v.Sealed != "" {
-			c.fail(within(field, "sealed"), "must not be set by clients; set value")
+			c.addError(joinField(field, "sealed"), "must not be set by clients; set value")
 		}
 	})
 }
 
-func checkEnvironment(s events.EnvironmentSpec, each func(c *checker, field string, v events.Variable)) []FieldError {
-	var c checker
-	c.checkStrings(reflect.ValueOf(s), "")
-	c.checkText("description", s.Description, MaxDescription)
+// checkEnvironment checks the parts of an environment that the log and clients have in common, and calls each for every
+// variable.
+func checkEnvironment(s events.EnvironmentSpec, each func(c *specChecker, field string, v events.Variable)) []FieldError {
+	var c specChecker
+	c.checkStoredTexts(reflect.ValueOf(s), "")
+	c.checkText("description", s.Description, MaxDescriptionSize)
 	if s.Variables == nil {
-		c.fail("variables", "is required")
+		c.addError("variables", "is required")
 	}
-	c.count("variables", len(s.Variables), MaxEntries)
+	c.checkCount("variables", len(s.Variables), MaxListEntries)
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
-		v, field := s.Variables[name], within("variables", name)
+		v, field := s.Variables[name], joinField("variables", name)
 		c.checkVariable(field, name)
-		c.checkText(within(field, "value"), v.Value, MaxValue)
-		c.checkText(within(field, "description"), v.Description, MaxDescription)
+		c.checkText(joinField(field, "value"), v.Value, MaxVariableSize)
+		c.checkText(joinField(field, "description"), v.Description, MaxDescriptionSize)
 		if v.Sealed != "" && !v.Secret {
-			c.fail(within(field, "sealed"), "must not be set: only secrets have an encrypted value")
+			c.addError(joinField(field, "sealed"), "must not be set: only secrets have an encrypted value")
 		}
 		each(&c, field, v)
 	}

@@ -134,7 +134,7 @@ func TestCheckAgent_NamesInvalidFields(t *testing.T) {
 		"egress": {func(s *events.AgentSpec) {
 			s.Egress = []string{"GET a.com", "http://b", "*.com", "127.0.0.1", "", "GET,get b"}
 		}, "egress[1]: must be a host, not a URL\negress[2]: must not be every host\negress[3]: is never reachable\negress[4]: is empty\negress[5]: the text before the space must be methods: \"get\""},
-		"too much egress":                    {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgress+1) }, "egress: has 257 entries"},
+		"too much egress":                    {func(s *events.AgentSpec) { s.Egress = slices.Repeat([]string{"a.com"}, command.MaxEgressEntries+1) }, "egress: has 257 entries"},
 		"budget":                             {func(s *events.AgentSpec) { s.Limits.BudgetUSD = -1 }, "limits.budgetUsd: "},
 		"infinite budget":                    {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.Inf(1) }, "limits.budgetUsd: "},
 		"no budget":                          {func(s *events.AgentSpec) { s.Limits.BudgetUSD = math.NaN() }, "limits.budgetUsd: "},
@@ -164,7 +164,7 @@ func TestCheckAgent_NamesInvalidFields(t *testing.T) {
 		}, "dependencies.npm[1]: \"left-pad@^1.3.0\": must be an npm package with an exact version\ndependencies.npm[2]: \"@a/b\" is already in npm[0]\ndependencies.pip[1]: \"--index-url==1\": must be a Python package"},
 		"too many dependencies": {func(s *events.AgentSpec) { s.Dependencies.PIP = slices.Repeat([]string{"a==1"}, 101) }, "dependencies.pip: has 101 entries; the limit is 100"},
 		"too many": {func(s *events.AgentSpec) {
-			for i := range definition.MaxEntries + 1 {
+			for i := range definition.MaxListEntries + 1 {
 				s.Commands = append(s.Commands, events.CommandSpec{Name: fmt.Sprint("c", i), Prompt: "p"})
 			}
 		}, "commands: has 1001 entries"},
@@ -266,12 +266,12 @@ func TestCheckEnvironment_KeepsSecretsOutOfStoredSpecs(t *testing.T) {
 		"no secret": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Sealed: "k"}}}, "variables.A.sealed: must not be set by clients; set value\nvariables.A.sealed: must not be set: only secrets have an encrypted value",
 			"variables.A.sealed: must not be set: only secrets have an encrypted value"},
 		"names":           {events.EnvironmentSpec{Variables: map[string]events.Variable{"PATH": {}}}, "variables.PATH: variable PATH is set by Spool itself", "variables.PATH: variable PATH is set by Spool itself"},
-		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: method TRACE is never allowed; " + egress.EntryForm, "egress[1]: method TRACE is never allowed; " + egress.EntryForm},
-		"too much egress": {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: slices.Repeat([]string{"a.com"}, command.MaxEgress+1)}, "egress: has 257 entries; the limit is 256", "egress: has 257 entries; the limit is 256"},
-		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxValue+1)}}}, "variables.A.value: has 122881 bytes; the limit is 122880",
+		"egress":          {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: []string{"GET a.com", "TRACE a.com"}}, "egress[1]: method TRACE is never allowed; " + egress.EntrySyntax, "egress[1]: method TRACE is never allowed; " + egress.EntrySyntax},
+		"too much egress": {events.EnvironmentSpec{Variables: map[string]events.Variable{}, Egress: slices.Repeat([]string{"a.com"}, command.MaxEgressEntries+1)}, "egress: has 257 entries; the limit is 256", "egress: has 257 entries; the limit is 256"},
+		"long": {events.EnvironmentSpec{Variables: map[string]events.Variable{"A": {Value: strings.Repeat("x", definition.MaxVariableSize+1)}}}, "variables.A.value: has 122881 bytes; the limit is 122880",
 			"variables.A.value: has 122881 bytes; the limit is 122880"},
 	} {
-		if got := describe(definition.CheckDraft(c.spec)); got != c.draft {
+		if got := describe(definition.CheckRequestedEnvironment(c.spec)); got != c.draft {
 			t.Errorf("%s, as it is sent: %s", name, got)
 		}
 		if got := describe(definition.CheckEnvironment(c.spec)); got != c.stored {
@@ -282,14 +282,14 @@ func TestCheckEnvironment_KeepsSecretsOutOfStoredSpecs(t *testing.T) {
 
 func TestCheckEntry_NamesInvalidFields(t *testing.T) {
 	t.Parallel()
-	if got := definition.CheckEntry(events.Reference{Slug: "a"}, []string{"v1", "latest"}); got != nil {
+	if got := definition.CheckEntryNames(events.Reference{Slug: "a"}, []string{"v1", "latest"}); got != nil {
 		t.Error(got)
 	}
-	got := describe(definition.CheckEntry(events.Reference{Slug: "a", Version: "v1"}, []string{"v", "V", "v"}))
+	got := describe(definition.CheckEntryNames(events.Reference{Slug: "a", Version: "v1"}, []string{"v", "V", "v"}))
 	if !strings.HasPrefix(got, `tags[1]: "V" is not a tag`) || !strings.Contains(got, "\ntags[2]: \"v\" is already in tags[0]\nversion: ") {
 		t.Errorf("got\n%s", got)
 	}
-	if got := describe(definition.CheckEntry(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: has 65 entries; the limit is 64") {
+	if got := describe(definition.CheckEntryNames(events.Reference{Scope: events.ScopeAccount, Slug: "a"}, slices.Repeat([]string{"v"}, 65))); !strings.HasPrefix(got, "org: ") || !strings.Contains(got, "\ntags: has 65 entries; the limit is 64") {
 		t.Errorf("got %.200s", got)
 	}
 }
@@ -301,7 +301,7 @@ func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 		return v, ok
 	}
 	files := func(path string) ([]byte, error) {
-		b, ok := map[string]string{"key": "k\r\n", "lines": "a\n\n", "bad": "h1dden\xff", "empty": "\n", "large": strings.Repeat("x", definition.MaxValue+1)}[path]
+		b, ok := map[string]string{"key": "k\r\n", "lines": "a\n\n", "bad": "h1dden\xff", "empty": "\n", "large": strings.Repeat("x", definition.MaxVariableSize+1)}[path]
 		if !ok {
 			return nil, errors.New("there is no such file")
 		}
@@ -329,7 +329,7 @@ func TestFill_ReadsValuesFromVariablesAndFiles(t *testing.T) {
 		"large":          {from(definition.Source{File: "large"}, true), "", "spec.variables.A.valueFrom: has 122881 bytes; the limit is 122880"},
 		"kept by server": {from(definition.Source{}, true), "", ""},
 	} {
-		got, wrong := c.spec.Fill(env, files)
+		got, wrong := c.spec.ReadValues(env, files)
 		if got.Variables["A"].Value != c.value && c.wrong == "" || describe(wrong) != c.wrong || strings.Contains(describe(wrong), "h1dden") {
 			t.Errorf("%s: %+v, %s", name, got, describe(wrong))
 		}

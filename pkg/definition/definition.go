@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Kind is the kind of a definition.
+// Kind is the kind of a definition: agent, instance or environment.
 type Kind string
 
 // The kinds.
@@ -24,10 +24,11 @@ const (
 	KindEnvironment Kind = "environment"
 )
 
-// Kinds returns all kinds in the order in which they are applied: a definition comes after those that it refers to.
+// Kinds returns all kinds of definitions in the order in which they are applied: a definition comes after those to
+// which it refers.
 func Kinds() []Kind { return []Kind{KindEnvironment, KindAgent, KindInstance} }
 
-// Document is a definition of a file. The field that Kind names is set.
+// Document is one definition in a file. The field that Kind names is set.
 type Document struct {
 	Kind        Kind
 	Ref         events.Reference // without a version
@@ -36,14 +37,14 @@ type Document struct {
 	Instance    *events.InstanceSpec
 	Environment *EnvironmentSpec
 
-	file   string
-	places map[string]FilePosition
+	file      string
+	positions map[string]FilePosition
 }
 
-// FilePosition is a position in a file, counted from 1. Column 0 is unknown.
+// FilePosition is a position in a definition file, counted from 1. A Column of 0 is unknown.
 type FilePosition struct{ Line, Column int }
 
-// FieldError is an error in one field of a spec.
+// FieldError is an error in one field of the spec of a definition.
 type FieldError struct {
 	Field  string // such as mcpServers[1].url
 	Detail string
@@ -51,7 +52,7 @@ type FieldError struct {
 
 func (e FieldError) Error() string { return e.Field + ": " + e.Detail }
 
-// Error is an error at one place of a file.
+// Error is an error at one position of a definition file.
 type Error struct {
 	File string
 	FilePosition
@@ -76,7 +77,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Errors are all errors of a file, sorted by line.
+// Errors are all errors of a definition file, sorted by line.
 type Errors []*Error
 
 func (l Errors) Error() string {
@@ -93,29 +94,30 @@ func (l Errors) sort() {
 	})
 }
 
-// At returns an error about a field of the document, such as spec.model, with its place in the file. If the file
-// does not contain the field, the place is that of the nearest enclosing field.
-func (d Document) At(field, detail string) *Error {
-	return &Error{File: d.file, FilePosition: nearest(d.places, field), Field: field, Detail: detail}
+// ErrorAt returns an error about a field of the document, such as spec.model, with the field's position in the file. If
+// the file does not contain the field, the position is that of the nearest enclosing field.
+func (d Document) ErrorAt(field, detail string) *Error {
+	return &Error{File: d.file, FilePosition: nearestPosition(d.positions, field), Field: field, Detail: detail}
 }
 
-// nearest returns the place of a field, or of the nearest field that encloses it; "" is the document itself.
-func nearest(places map[string]FilePosition, field string) FilePosition {
+// nearestPosition returns the position of a field in the file, or of the nearest field that encloses it; "" is the
+// document itself.
+func nearestPosition(positions map[string]FilePosition, field string) FilePosition {
 	for {
-		if p, ok := places[field]; ok || field == "" {
+		if p, ok := positions[field]; ok || field == "" {
 			return p
 		}
-		field = parent(field)
+		field = parentField(field)
 	}
 }
 
-// parent returns the path of the enclosing field; "" at the top.
-func parent(field string) string {
+// parentField returns the path of the field that encloses the given field, or "" for a top-level field.
+func parentField(field string) string {
 	return field[:max(strings.LastIndexAny(field, ".["), 0)]
 }
 
-// within returns the path of a named field.
-func within(path, name string) string {
+// joinField returns the path of the field name inside the field path, with quotes if the name needs them.
+func joinField(path, name string) string {
 	switch {
 	case strings.Trim(name, wordCharacters) != "" || name == "":
 		return fmt.Sprintf("%s[%q]", path, name)
@@ -125,8 +127,8 @@ func within(path, name string) string {
 	return path + "." + name
 }
 
-// wordCharacters are the characters of names that need no quotes in a path.
+// wordCharacters are the characters of field names that need no quotes in a path.
 const wordCharacters = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-"
 
-// element returns the path of an element of a list.
-func element(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }
+// joinIndex returns the path of the i-th element of the list at path.
+func joinIndex(path string, i int) string { return fmt.Sprintf("%s[%d]", path, i) }

@@ -12,7 +12,7 @@ import (
 // events.AgentSpec, InstanceSpec or EnvironmentSpec. It fails only for numbers that JSON cannot represent, which a
 // validated spec does not contain.
 func Digest(spec any) (string, error) {
-	b, err := Canonical(spec)
+	b, err := CanonicalJSON(spec)
 	if err != nil {
 		return "", err
 	}
@@ -20,9 +20,9 @@ func Digest(spec any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// Canonical returns the canonical JSON of a Go value: fields in declaration order, maps sorted by key, without HTML
+// CanonicalJSON returns the canonical JSON of a Go value: fields in declaration order, maps sorted by key, without HTML
 // escapes, spaces or a final line feed.
-func Canonical(spec any) ([]byte, error) {
+func CanonicalJSON(spec any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

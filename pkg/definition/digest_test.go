@@ -37,7 +37,7 @@ func TestDigest_FixedVectors(t *testing.T) {
 		if err := json.Unmarshal(v.Spec, spec); err != nil {
 			t.Fatal(err)
 		}
-		canonical, err := definition.Canonical(spec)
+		canonical, err := definition.CanonicalJSON(spec)
 		if err != nil || string(canonical) != v.Canonical {
 			t.Errorf("vector %d: %s, %v\nwant %s", i, canonical, err, v.Canonical)
 		}

@@ -14,9 +14,9 @@ import (
 
 //go:generate go run ./gen ../events ../../docs/agents.md ../../docs/schema/spool.schema.json
 
-// WriteFields writes tables of all fields of definition files. notes has the comments of the fields, keyed by
-// Type.Field.
-func WriteFields(w io.Writer, notes map[string]string) error {
+// WriteFieldTables writes tables, in Markdown, of all fields of definition files. notes has the comments of the fields,
+// keyed by Type.Field.
+func WriteFieldTables(w io.Writer, notes map[string]string) error {
 	var b strings.Builder
 	for _, s := range []struct {
 		title, name string
@@ -44,7 +44,7 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 		{"`variables.NAME.valueFrom`", "Source", reflect.TypeFor[Source]()},
 	} {
 		fmt.Fprintf(&b, "\n### %s\n\n| field | type | |\n| --- | --- | --- |\n", s.title)
-		for _, f := range fieldsOf(s.t) {
+		for _, f := range structFields(s.t) {
 			field := s.t.Field(f.index)
 			kind := shortTypeName(field.Type)
 			if f.required {
@@ -57,10 +57,10 @@ func WriteFields(w io.Writer, notes map[string]string) error {
 	return err
 }
 
-// shortTypeName returns a short name of a type.
+// shortTypeName returns the name of a field's type for the documents, such as "list of text".
 func shortTypeName(t reflect.Type) string {
 	switch {
-	case t == typeReference:
+	case t == referenceType:
 		return "reference"
 	case t.Kind() == reflect.Interface || t.Kind() == reflect.Struct:
 		return "mapping"
@@ -78,12 +78,12 @@ func shortTypeName(t reflect.Type) string {
 	return "number"
 }
 
-// WriteSupportTable writes the table of the fields that each architecture honours.
+// WriteSupportTable writes the table, in Markdown, of the agent fields that each architecture supports.
 func WriteSupportTable(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| field | %s |\n|%s\n", strings.Join(architecture.Names(), " | "), strings.Repeat(" --- |", len(architecture.Names())+1))
 	table := SupportTable()
-	for _, row := range rows() {
+	for _, row := range supportTableRows() {
 		fmt.Fprintf(&b, "| `%s` |", row)
 		for _, a := range architecture.Names() {
 			cell := table[row][a]
@@ -98,26 +98,26 @@ func WriteSupportTable(w io.Writer) error {
 	return err
 }
 
-// rows returns the rows of that table in the order of an agent's fields.
-func rows() []string {
-	order := paths(reflect.TypeFor[events.AgentSpec](), "")
+// supportTableRows returns the row names of SupportTable in the order of an agent's fields.
+func supportTableRows() []string {
+	order := fieldPaths(reflect.TypeFor[events.AgentSpec](), "")
 	return slices.SortedFunc(maps.Keys(SupportTable()), func(a, b string) int {
 		return slices.Index(order, a) - slices.Index(order, b)
 	})
 }
 
-// paths returns the fields of a struct and of nested structs, including lists of them.
-func paths(t reflect.Type, at string) []string {
+// fieldPaths returns the paths of the fields of a struct, of nested structs, and of structs in lists.
+func fieldPaths(t reflect.Type, at string) []string {
 	var out []string
-	for _, f := range fieldsOf(t) {
-		path := within(at, f.name)
+	for _, f := range structFields(t) {
+		path := joinField(at, f.name)
 		out = append(out, path)
 		inner := t.Field(f.index).Type
 		if inner.Kind() == reflect.Slice {
 			inner = inner.Elem()
 		}
-		if inner.Kind() == reflect.Struct && inner != typeReference {
-			out = append(out, paths(inner, path)...)
+		if inner.Kind() == reflect.Struct && inner != referenceType {
+			out = append(out, fieldPaths(inner, path)...)
 		}
 	}
 	return out

@@ -10,14 +10,15 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// EnvironmentSpec is an environment in a file: with the values of its secrets, or with the sources of these values.
+// EnvironmentSpec is the spec of an environment in a file: with the values of secrets, or with the sources of these
+// values.
 type EnvironmentSpec struct {
 	Description string              `json:"description,omitempty"`
 	Variables   map[string]Variable `json:"variables"`        // by name: A-Z, a-z, 0-9 and _, not starting with a digit
 	Egress      []string            `json:"egress,omitempty"` // hosts that sandboxes with this environment may reach, in addition to those of their agents
 }
 
-// Variable is a variable in a file.
+// Variable is an environment variable in a definition file.
 type Variable struct {
 	Value       string `json:"value,omitempty"`    // also of a secret; a secret without a value keeps the value that the server has
 	ValueFrom   Source `json:"valueFrom,omitzero"` // instead of value
@@ -25,31 +26,32 @@ type Variable struct {
 	Description string `json:"description,omitempty"`
 }
 
-// Source is where the command line reads a value from. Exactly one field must be set.
+// Source is the source from which the command line reads the value of a variable. Exactly one field must be set.
 type Source struct {
 	Env  string `json:"env,omitempty"`  // name of an environment variable of the command line
 	File string `json:"file,omitempty"` // path of a file, relative to the folder of the definition; one final line feed is removed
 }
 
-// CheckFile returns the errors of an environment in a file.
+// CheckFile returns the errors in the spec of an environment in a file.
 func (s EnvironmentSpec) CheckFile() []FieldError {
-	var c checker
+	var c specChecker
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
-		v, field := s.Variables[name], within("variables", name)
-		from := within(field, "valueFrom")
+		v, field := s.Variables[name], joinField("variables", name)
+		from := joinField(field, "valueFrom")
 		switch {
 		case v.ValueFrom == Source{}:
 		case v.Value != "":
-			c.fail(from, "must not be set together with value")
+			c.addError(from, "must not be set together with value")
 		case v.ValueFrom.Env != "" && v.ValueFrom.File != "":
-			c.fail(from, "must have env or file, not both")
+			c.addError(from, "must have env or file, not both")
 		}
 	}
 	// The remaining rules are those of a draft. Rules of values are checked again when the values are known.
-	return append(c.errs, CheckDraft(s.draft())...)
+	return append(c.errs, CheckRequestedEnvironment(s.toRequest())...)
 }
 
-func (s EnvironmentSpec) draft() events.EnvironmentSpec {
+// toRequest returns the environment as a client sends it. Variables whose value comes from a source have no value.
+func (s EnvironmentSpec) toRequest() events.EnvironmentSpec {
 	out := events.EnvironmentSpec{Description: s.Description, Egress: s.Egress}
 	if s.Variables != nil {
 		out.Variables = make(map[string]events.Variable, len(s.Variables))
@@ -60,26 +62,27 @@ func (s EnvironmentSpec) draft() events.EnvironmentSpec {
 	return out
 }
 
-// Fill reads the values that valueFrom names, through env and file, and returns the environment for the server. The
-// errors name fields of the document, such as spec.variables.TOKEN.valueFrom, and contain no values.
-func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(path string) ([]byte, error)) (events.EnvironmentSpec, []FieldError) {
-	out := s.draft()
-	var c checker
+// ReadValues reads the values of variables that have a source, with the functions env and file, and returns the
+// environment that is sent to the server. The errors name fields of the document, such as
+// spec.variables.TOKEN.valueFrom, and contain no values.
+func (s EnvironmentSpec) ReadValues(env func(name string) (string, bool), file func(path string) ([]byte, error)) (events.EnvironmentSpec, []FieldError) {
+	out := s.toRequest()
+	var c specChecker
 	for _, name := range slices.Sorted(maps.Keys(s.Variables)) {
 		from := s.Variables[name].ValueFrom
 		if from == (Source{}) {
 			continue
 		}
-		field := within(within("spec.variables", name), "valueFrom")
-		value, err := from.read(env, file)
+		field := joinField(joinField("spec.variables", name), "valueFrom")
+		value, err := from.readValue(env, file)
 		if err == nil {
-			err = checkValue(value)
+			err = checkVariableValue(value)
 		}
 		if err == nil && value == "" && s.Variables[name].Secret {
 			err = errEmpty // without a value the server would keep its own
 		}
 		if err != nil {
-			c.fail(field, "%v", err)
+			c.addError(field, "%v", err)
 			continue
 		}
 		v := out.Variables[name]
@@ -89,7 +92,7 @@ func (s EnvironmentSpec) Fill(env func(name string) (string, bool), file func(pa
 	return out, c.errs
 }
 
-func (f Source) read(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
+func (f Source) readValue(env func(string) (string, bool), file func(string) ([]byte, error)) (string, error) {
 	if f.Env != "" {
 		value, ok := env(f.Env)
 		if !ok {
@@ -105,14 +108,14 @@ func (f Source) read(env func(string) (string, bool), file func(string) ([]byte,
 	return strings.TrimSuffix(value, "\r"), nil
 }
 
-// MaxValue is the maximum size in bytes of the value of a variable, the most that Linux passes to a process.
-const MaxValue = 120 << 10
+// MaxVariableSize is the maximum size in bytes of the value of a variable: the largest that Linux passes to a process.
+const MaxVariableSize = 120 << 10
 
-// checkValue validates a value. Its errors never contain the value.
-func checkValue(s string) error {
+// checkVariableValue returns an error if the value of a variable is invalid. The error does not contain the value.
+func checkVariableValue(s string) error {
 	switch {
-	case len(s) > MaxValue:
-		return fmt.Errorf("has %d bytes; the limit is %d", len(s), MaxValue)
+	case len(s) > MaxVariableSize:
+		return fmt.Errorf("has %d bytes; the limit is %d", len(s), MaxVariableSize)
 	case !utf8.ValidString(s):
 		return errNotUTF8
 	case strings.ContainsRune(s, 0):

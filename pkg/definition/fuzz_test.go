@@ -43,10 +43,10 @@ func FuzzParse(f *testing.F) {
 				spec, wrong = d.Instance, definition.CheckInstance(*d.Instance)
 			default:
 				var e events.EnvironmentSpec
-				e, _ = d.Environment.Fill(func(string) (string, bool) { return "v", true }, func(string) ([]byte, error) { return []byte("v"), nil })
-				spec, wrong = e, definition.CheckDraft(e)
+				e, _ = d.Environment.ReadValues(func(string) (string, bool) { return "v", true }, func(string) ([]byte, error) { return []byte("v"), nil })
+				spec, wrong = e, definition.CheckRequestedEnvironment(e)
 			}
-			if wrong = append(wrong, definition.CheckEntry(d.Ref, d.Tags)...); len(wrong) > 0 {
+			if wrong = append(wrong, definition.CheckEntryNames(d.Ref, d.Tags)...); len(wrong) > 0 {
 				t.Fatalf("%s %s was accepted: %v", d.Kind, d.Ref, wrong)
 			}
 			if digest, err := definition.Digest(spec); err != nil || !events.IsDigest(digest) {

@@ -17,31 +17,31 @@ const (
 	Spool      = architecture.Spool
 )
 
-// SupportNotes describe, by architecture, how a field is honoured, in a short phrase. An architecture without an entry
-// does not support the field: an agent that sets the field is refused.
+// SupportNotes describe, by architecture, how the architecture supports a field, in a short phrase. An architecture
+// without an entry does not support the field: an agent that sets the field is refused.
 type SupportNotes map[string]string
 
-// CountsTurns reports whether the agent of an architecture enforces limits.turns itself. For all other architectures the
-// egress proxy counts the requests, so limits.turns requires a sandbox with an egress proxy.
-func CountsTurns(architecture string) bool {
+// EnforcesTurnLimit reports whether the agent of an architecture enforces limits.turns itself. For all other
+// architectures the egress proxy counts the requests, so limits.turns requires a sandbox with an egress proxy.
+func EnforcesTurnLimit(architecture string) bool {
 	return architecture == ClaudeCode || architecture == Spool
 }
 
-// allArchitectures returns cells in which every architecture honours the field in the same way.
-func allArchitectures(how string) SupportNotes {
+// sameNoteForAll returns SupportNotes in which every architecture has the same note.
+func sameNoteForAll(how string) SupportNotes {
 	return SupportNotes{ClaudeCode: how, Codex: how, OpenCode: how, ACP: how, Spool: how}
 }
 
-// modelProviders returns the cell for the model providers that an architecture can use.
-func modelProviders(name string) string {
+// modelProvidersNote returns the note about the model providers that an architecture can use.
+func modelProvidersNote(name string) string {
 	return strings.Join(architecture.ModelProvidersOf(name), " or ")
 }
 
-// SupportTable returns the table of the fields of events.AgentSpec that architectures honour. Each field of tools and
+// SupportTable returns the table of the fields of events.AgentSpec that architectures support. Each field of tools and
 // limits has a row. A list of objects has one row, and a field of its objects may have one as well, such as
 // mcpServers.headers.
 //
-// To honour a field in one more architecture, add its cell here and run go generate.
+// To support a field in one more architecture, add its cell here and run go generate.
 func SupportTable() map[string]SupportNotes {
 	prepended, appended := "put before the first message", "appended to the instructions"
 	restricted, removed := "only these of the agent's own tools are offered; tools of MCP servers too, unless the list names some of them", "not offered"
@@ -52,79 +52,80 @@ func SupportTable() map[string]SupportNotes {
 	deepest := "the execution ends with RECURSION_LIMIT"
 	policy := "decides about calls of tools ([permissions.md](permissions.md))"
 	return map[string]SupportNotes{
-		"name":             allArchitectures("shown to people"),
-		"description":      allArchitectures("shown to people"),
-		"architecture":     allArchitectures("runs the agent"),
-		"model":            allArchitectures("the model of requests"),
-		"modelProvider":    {ClaudeCode: modelProviders(ClaudeCode), Codex: modelProviders(Codex), OpenCode: modelProviders(OpenCode), ACP: modelProviders(ACP), Spool: modelProviders(Spool)},
+		"name":             sameNoteForAll("shown to people"),
+		"description":      sameNoteForAll("shown to people"),
+		"architecture":     sameNoteForAll("runs the agent"),
+		"model":            sameNoteForAll("the model of requests"),
+		"modelProvider":    {ClaudeCode: modelProvidersNote(ClaudeCode), Codex: modelProvidersNote(Codex), OpenCode: modelProvidersNote(OpenCode), ACP: modelProvidersNote(ACP), Spool: modelProvidersNote(Spool)},
 		"instructions":     {ClaudeCode: "appended to the CLI's system prompt", Codex: "developer instructions of the thread", OpenCode: "instructions in the configuration", ACP: prepended, Spool: "the system prompt"},
 		"memoryFile":       {ClaudeCode: "CLAUDE.md in the CLI's configuration folder", Codex: appended, OpenCode: appended, ACP: prepended, Spool: appended},
 		"tools.allow":      {ClaudeCode: restricted, OpenCode: restricted, Spool: restricted},
 		"tools.deny":       {ClaudeCode: removed, OpenCode: removed, Spool: removed},
-		"skills":           allArchitectures("listed in the prompt, read-only in the sandbox"),
+		"skills":           sameNoteForAll("listed in the prompt, read-only in the sandbox"),
 		"subagents":        {ClaudeCode: "sub-agents of the session", Codex: "agent roles", OpenCode: "sub-agents in the configuration; what their rules do not allow is denied without a question"},
 		"commands":         {ClaudeCode: "commands of the CLI", OpenCode: "commands of the CLI", Spool: "/name in a message is replaced by the prompt"},
 		"mcpServers":       {ClaudeCode: inConfiguration, Codex: "in the thread's configuration", OpenCode: inConfiguration, ACP: "passed with the session; type http if the agent supports it", Spool: "reached by the agent itself"},
-		"environment":      allArchitectures("variables of the agent's process"),
-		"files":            allArchitectures("written into a new workspace"),
+		"environment":      sameNoteForAll("variables of the agent's process"),
+		"files":            sameNoteForAll("written into a new workspace"),
 		"command":          {ACP: "the agent's program; required"},
 		"modelSettings":    {ACP: "how the agent is given its model, by variables and arguments"},
-		"image":            allArchitectures("the sandbox's image"),
-		"dependencies.npm": allArchitectures("installed once; on the PATH of the sandbox and in NODE_PATH"),
-		"dependencies.pip": allArchitectures("installed once; on the PATH of the sandbox and in PYTHONPATH"),
-		"egress":           allArchitectures("hosts besides the models' that the sandbox reaches, by all methods or only by those before the host"),
+		"image":            sameNoteForAll("the sandbox's image"),
+		"dependencies.npm": sameNoteForAll("installed once; on the PATH of the sandbox and in NODE_PATH"),
+		"dependencies.pip": sameNoteForAll("installed once; on the PATH of the sandbox and in PYTHONPATH"),
+		"egress":           sameNoteForAll("hosts besides the models' that the sandbox reaches, by all methods or only by those before the host"),
 
 		"subagents.tools":      {ClaudeCode: "only these", OpenCode: "only these; write and edit count as one"},
 		"subagents.mcpServers": {ClaudeCode: "others are not offered, and it cannot start sub-agents", OpenCode: notOffered},
 		"subagents.skills":     {ClaudeCode: readOnlySkills, Codex: readOnlySkills, OpenCode: readOnlySkills},
-		"mcpServers.image":     allArchitectures("type docker: a container beside the sandbox, only with provider docker; the agent uses it as type stdio"),
+		"mcpServers.image":     sameNoteForAll("type docker: a container beside the sandbox, only with provider docker; the agent uses it as type stdio"),
 		"mcpServers.timeoutMs": {ClaudeCode: perCall, Codex: perCall, OpenCode: perCall, Spool: perCall},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: notOffered, OpenCode: notOffered, Spool: notOffered},
 
 		"limits.turns":         {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
-		"limits.budgetUsd":     allArchitectures(enforcedBudget),
-		"limits.tokens":        allArchitectures(enforcedBudget),
-		"limits.outputEvents":  allArchitectures("the execution ends with OUTPUT_LIMIT"),
-		"limits.outputBytes":   allArchitectures("the execution ends with OUTPUT_LIMIT"),
-		"limits.timeMs":        allArchitectures("the execution's time limit, unless the session has one"),
-		"limits.session":       allArchitectures("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
+		"limits.budgetUsd":     sameNoteForAll(enforcedBudget),
+		"limits.tokens":        sameNoteForAll(enforcedBudget),
+		"limits.outputEvents":  sameNoteForAll("the execution ends with OUTPUT_LIMIT"),
+		"limits.outputBytes":   sameNoteForAll("the execution ends with OUTPUT_LIMIT"),
+		"limits.timeMs":        sameNoteForAll("the execution's time limit, unless the session has one"),
+		"limits.session":       sameNoteForAll("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
 		"limits.subagentDepth": {ClaudeCode: deepest, Codex: deepest, OpenCode: deepest},
-		"loops":                allArchitectures("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
+		"loops":                sameNoteForAll("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
 		"permissions":          {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
-		"retries.attempts":     allArchitectures("starts of the agent's process; without it, a process that died is not started again"),
-		"retries.backoffMs":    allArchitectures("the job waits; nothing of the execution runs meanwhile"),
+		"retries.attempts":     sameNoteForAll("starts of the agent's process; without it, a process that died is not started again"),
+		"retries.backoffMs":    sameNoteForAll("the job waits; nothing of the execution runs meanwhile"),
 	}
 }
 
-// checkSupport returns an error for each field that is set and that the architecture does not honour.
-func (c *checker) checkSupport(s events.AgentSpec, architecture string) {
+// checkArchitectureSupport adds an error for each field that is set although the architecture does not support it.
+func (c *specChecker) checkArchitectureSupport(s events.AgentSpec, architecture string) {
 	h := supportChecker{c, SupportTable(), architecture}
-	h.walk(reflect.ValueOf(s), "", "")
+	h.checkValue(reflect.ValueOf(s), "", "")
 }
 
 type supportChecker struct {
-	*checker
+	*specChecker
 	table        map[string]SupportNotes
 	architecture string
 }
 
-// walk checks a value and the fields inside it. row is its path in the table, field its path in the spec.
-func (h supportChecker) walk(v reflect.Value, row, field string) {
+// checkValue checks a value and the fields inside it against SupportTable. row is the value's path in the table, field
+// its path in the spec.
+func (h supportChecker) checkValue(v reflect.Value, row, field string) {
 	if v.IsZero() || v.Kind() == reflect.Slice && v.Len() == 0 || v.Kind() == reflect.Map && v.Len() == 0 {
 		return
 	}
 	if cells, ok := h.table[row]; ok && cells[h.architecture] == "" {
-		h.fail(field, "architecture %s does not support this field", h.architecture)
+		h.addError(field, "architecture %s does not support this field", h.architecture)
 		return
 	}
 	switch {
 	case v.Kind() == reflect.Struct:
-		for _, f := range fieldsOf(v.Type()) {
-			h.walk(v.Field(f.index), within(row, f.name), within(field, f.name))
+		for _, f := range structFields(v.Type()) {
+			h.checkValue(v.Field(f.index), joinField(row, f.name), joinField(field, f.name))
 		}
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
 		for i := range v.Len() {
-			h.walk(v.Index(i), row, element(field, i))
+			h.checkValue(v.Index(i), row, joinIndex(field, i))
 		}
 	}
 }

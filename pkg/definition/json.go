@@ -41,7 +41,7 @@ type jsonError struct {
 func (e *jsonError) Error() string { return e.err.Error() }
 func (e *jsonError) Unwrap() error { return e.err }
 
-// jsonReader converts JSON tokens into nodes.
+// jsonReader converts JSON into YAML nodes, so that JSON and YAML files are read by the same code.
 type jsonReader struct {
 	data []byte
 	dec  *json.Decoder
@@ -49,29 +49,29 @@ type jsonReader struct {
 	at   int
 }
 
-// readJSON reads consecutive values.
+// readJSON reads consecutive JSON values and returns them as YAML nodes.
 func readJSON(data []byte) ([]*yaml.Node, error) {
 	r := &jsonReader{data: data, dec: json.NewDecoder(bytes.NewReader(data)), line: FilePosition{1, 1}}
 	r.dec.UseNumber()
 	var list []*yaml.Node
 	for {
-		n, err := r.readValue(maxDepth + 1)
+		n, err := r.readValue(maxNestingDepth + 1)
 		switch {
 		case errors.Is(err, io.EOF) && len(bytes.TrimSpace(data[r.dec.InputOffset():])) == 0:
 			return list, nil
 		case err != nil:
-			if errors.Is(err, errDeep) {
+			if errors.Is(err, errTooDeep) {
 				return list, err
 			}
-			r.move(int(r.dec.InputOffset()))
+			r.advanceTo(int(r.dec.InputOffset()))
 			return list, &jsonError{r.line, fmt.Errorf("is not JSON: %w", err)}
 		}
 		list = append(list, n)
 	}
 }
 
-// move advances the position to an offset.
-func (r *jsonReader) move(to int) {
+// advanceTo advances the line and column of the reader to a byte offset.
+func (r *jsonReader) advanceTo(to int) {
 	for _, c := range string(r.data[r.at:to]) {
 		if r.line.Column++; c == '\n' {
 			r.line = FilePosition{r.line.Line + 1, 1}
@@ -80,19 +80,19 @@ func (r *jsonReader) move(to int) {
 	r.at = to
 }
 
-// position returns the position of the next token.
-func (r *jsonReader) position() FilePosition {
+// nextTokenPosition returns the line and column of the next JSON token.
+func (r *jsonReader) nextTokenPosition() FilePosition {
 	at := int(r.dec.InputOffset())
 	for at < len(r.data) && bytes.IndexByte([]byte(" \t\r\n,:"), r.data[at]) >= 0 {
 		at++
 	}
-	r.move(at)
+	r.advanceTo(at)
 	return r.line
 }
 
-// readValue reads the next value. depth is the number of further levels of nesting that are allowed.
+// readValue reads the next JSON value. depth is the number of further levels of nesting that are allowed.
 func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
-	p := r.position()
+	p := r.nextTokenPosition()
 	t, err := r.dec.Token()
 	if err != nil {
 		return nil, err
@@ -101,7 +101,7 @@ func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
 	switch t := t.(type) {
 	case json.Delim:
 		if depth == 0 {
-			return nil, &jsonError{p, errDeep}
+			return nil, &jsonError{p, errTooDeep}
 		}
 		return n, r.readChildren(n, t, depth-1)
 	case string:
@@ -119,7 +119,7 @@ func (r *jsonReader) readValue(depth int) (*yaml.Node, error) {
 	return n, nil
 }
 
-// readChildren reads the elements of an object or a list, up to its end.
+// readChildren reads the elements of a JSON object or list, up to its end.
 func (r *jsonReader) readChildren(n *yaml.Node, open json.Delim, depth int) error {
 	n.Kind, n.Tag = yaml.SequenceNode, "!!seq"
 	if open == '{' {

@@ -19,14 +19,14 @@ import (
 
 // Limits of a file. The target of an alias counts each time the alias is used.
 const (
-	MaxFile   = 4 << 20 // bytes
-	maxDepth  = 32      // levels of nested lists and mappings
-	maxNodes  = 100_000 // number of values
-	maxRead   = 2 * MaxFile
-	maxErrors = 1000 // number of reported errors
+	MaxFileSize     = 4 << 20 // bytes
+	maxNestingDepth = 32      // levels of nested lists and mappings
+	maxNodes        = 100_000 // number of values
+	maxReadBytes    = 2 * MaxFileSize
+	maxErrors       = 1000 // number of reported errors
 )
 
-// file is a document of a file.
+// file holds the fields of one document of a definition file.
 type file[S any] struct {
 	Kind  Kind                  `json:"kind"`            // agent, instance or environment
 	Slug  string                `json:"slug"`            // name: 1 to 64 characters, groups of a-z and 0-9 joined by single dots or hyphens
@@ -38,11 +38,11 @@ type file[S any] struct {
 
 // Parse parses the definitions of a YAML or JSON file. name is the file's name for errors. The error is Errors with
 // all problems, sorted by line. Parse does not read the variables and files that valueFrom names, see
-// EnvironmentSpec.Fill.
+// EnvironmentSpec.ReadValues.
 func Parse(name string, data []byte) ([]Document, error) {
-	r := &reader{file: name, nodes: maxNodes, bytes: maxRead}
+	r := &nodeReader{file: name, nodes: maxNodes, bytes: maxReadBytes}
 	var out []Document
-	for _, n := range r.documents(data) {
+	for _, n := range r.parseYAML(data) {
 		if len(r.errs) > maxErrors {
 			break
 		}
@@ -50,7 +50,7 @@ func Parse(name string, data []byte) ([]Document, error) {
 			out = append(out, d)
 		}
 	}
-	r.checkDuplicates(out)
+	r.checkDuplicateEntries(out)
 	if len(r.errs) > 0 {
 		r.errs.sort()
 		if extra := len(r.errs) - maxErrors; extra > 0 {
@@ -61,35 +61,35 @@ func Parse(name string, data []byte) ([]Document, error) {
 	return out, nil
 }
 
-// documents returns the documents of a file, up to the first that is not valid YAML.
-func (r *reader) documents(data []byte) []*yaml.Node {
+// parseYAML returns the documents of a YAML file, up to the first that is not valid YAML.
+func (r *nodeReader) parseYAML(data []byte) []*yaml.Node {
 	refuse := func(p FilePosition, detail string) []*yaml.Node {
 		r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Detail: detail})
 		return nil
 	}
-	if len(data) > MaxFile {
-		return refuse(FilePosition{}, fmt.Sprintf("is larger than %d MiB", MaxFile>>20))
+	if len(data) > MaxFileSize {
+		return refuse(FilePosition{}, fmt.Sprintf("is larger than %d MiB", MaxFileSize>>20))
 	}
-	if at := invalidUTF8(data); at >= 0 {
-		return refuse(placeOf(data, at), "is not valid UTF-8")
+	if at := invalidUTF8Offset(data); at >= 0 {
+		return refuse(positionOfOffset(data, at), "is not valid UTF-8")
 	}
 	var list []*yaml.Node
 	var err error
 	if isJSON(r.file, data) {
 		list, err = readJSON(data)
-	} else if at := bytes.IndexFunc(data, control); at >= 0 {
-		return refuse(placeOf(data, at), "control characters are not allowed; in double quotes write \\x and two digits")
+	} else if at := bytes.IndexFunc(data, isForbiddenControl); at >= 0 {
+		return refuse(positionOfOffset(data, at), "control characters are not allowed; in double quotes write \\x and two digits")
 	} else {
 		list, err = readYAML(data)
 	}
 	if err != nil {
-		refuse(errorPosition(err), strings.TrimPrefix(lineOf.ReplaceAllString(err.Error(), ""), "yaml: "))
+		refuse(errorPosition(err), strings.TrimPrefix(yamlErrorLine.ReplaceAllString(err.Error(), ""), "yaml: "))
 	} else if len(list) == 0 {
 		return refuse(FilePosition{1, 1}, "is empty: a definition has kind, slug and spec")
 	}
 	for i, n := range list {
-		if deep := tooDeep(n, maxDepth); deep != nil {
-			refuse(placeOfNode(deep), errDeep.Error())
+		if deep := findTooDeep(n, maxNestingDepth); deep != nil {
+			refuse(positionOfNode(deep), errTooDeep.Error())
 			return list[:i]
 		}
 	}
@@ -112,40 +112,40 @@ func readYAML(data []byte) ([]*yaml.Node, error) {
 	}
 }
 
-var errDeep = fmt.Errorf("lists and mappings are nested more than %d deep", maxDepth)
+var errTooDeep = fmt.Errorf("lists and mappings are nested more than %d deep", maxNestingDepth)
 
-// lineOf matches a line number in errors of the YAML library.
-var lineOf = regexp.MustCompile(`line (\d+): `)
+// yamlErrorLine matches a line number in errors of the YAML library.
+var yamlErrorLine = regexp.MustCompile(`line (\d+): `)
 
 func errorPosition(err error) FilePosition {
 	var j *jsonError
 	if errors.As(err, &j) {
 		return j.FilePosition
 	}
-	if m := lineOf.FindStringSubmatch(err.Error()); m != nil {
+	if m := yamlErrorLine.FindStringSubmatch(err.Error()); m != nil {
 		line, _ := strconv.Atoi(m[1]) // digits; after an overflow there is no line
 		return FilePosition{Line: line}
 	}
 	return FilePosition{}
 }
 
-// tooDeep returns a node that is nested deeper than limit, without following aliases.
-func tooDeep(n *yaml.Node, limit int) *yaml.Node {
+// findTooDeep returns a descendant of n that is nested deeper than limit, or nil. It does not follow aliases.
+func findTooDeep(n *yaml.Node, limit int) *yaml.Node {
 	if limit < 0 {
 		return n
 	}
 	for _, c := range n.Content {
-		if deep := tooDeep(c, limit-1); deep != nil {
+		if deep := findTooDeep(c, limit-1); deep != nil {
 			return deep
 		}
 	}
 	return nil
 }
 
-// parseDocument reads a document according to its kind.
-func (r *reader) parseDocument(n *yaml.Node) (Document, bool) {
-	r.places = map[string]FilePosition{"": placeOfNode(n)}
-	d := Document{file: r.file, places: r.places}
+// parseDocument reads a document with the fields of its kind.
+func (r *nodeReader) parseDocument(n *yaml.Node) (Document, bool) {
+	r.positions = map[string]FilePosition{"": positionOfNode(n)}
+	d := Document{file: r.file, positions: r.positions}
 	before := len(r.errs)
 	kind := ""
 	for i := 0; n.Kind == yaml.MappingNode && i+1 < len(n.Content); i += 2 {
@@ -156,60 +156,60 @@ func (r *reader) parseDocument(n *yaml.Node) (Document, bool) {
 	switch d.Kind = Kind(kind); d.Kind {
 	case KindAgent:
 		var f file[events.AgentSpec]
-		readInto(r, n, &f, &d)
-		f.Spec.Architecture = unalias(f.Spec.Architecture)
+		readDocument(r, n, &f, &d)
+		f.Spec.Architecture = resolveArchitectureAlias(f.Spec.Architecture)
 		d.Agent = &f.Spec
-		r.check(d, before, CheckAgent(f.Spec))
+		r.addSpecErrors(d, before, CheckAgent(f.Spec))
 	case KindInstance:
 		var f file[events.InstanceSpec]
-		readInto(r, n, &f, &d)
+		readDocument(r, n, &f, &d)
 		d.Instance = &f.Spec
-		r.check(d, before, CheckInstance(f.Spec))
+		r.addSpecErrors(d, before, CheckInstance(f.Spec))
 	case KindEnvironment:
 		var f file[EnvironmentSpec]
-		readInto(r, n, &f, &d)
+		readDocument(r, n, &f, &d)
 		d.Environment = &f.Spec
-		r.check(d, before, f.Spec.CheckFile())
+		r.addSpecErrors(d, before, f.Spec.CheckFile())
 	default:
 		var f file[any]
-		readInto(r, n, &f, &d)
+		readDocument(r, n, &f, &d)
 		if n.Kind == yaml.MappingNode && !r.hasError(before, "kind") {
-			r.fail(nearest(r.places, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
+			r.addError(nearestPosition(r.positions, "kind"), "kind", "%.64q is not a kind; must be %s, %s or %s", kind, KindAgent, KindInstance, KindEnvironment)
 		}
-		r.check(d, before, nil)
+		r.addSpecErrors(d, before, nil)
 	}
 	return d, len(r.errs) == before
 }
 
-func unalias(name string) string {
+func resolveArchitectureAlias(name string) string {
 	if a, ok := architecture.Canonical(name); ok {
 		return a
 	}
 	return name
 }
 
-// readInto reads a document's fields.
-func readInto[S any](r *reader, n *yaml.Node, f *file[S], d *Document) {
-	r.read(n, reflect.ValueOf(f).Elem(), "")
+// readDocument reads the fields of a document into f and d.
+func readDocument[S any](r *nodeReader, n *yaml.Node, f *file[S], d *Document) {
+	r.readNode(n, reflect.ValueOf(f).Elem(), "")
 	d.Ref, d.Tags = events.Reference{Scope: f.Scope, Org: f.Org, Slug: f.Slug}.WithoutVersion(), f.Tags
 }
 
-// check adds the rule violations of the fields that could be read. before is the number of errors before the
-// document.
-func (r *reader) check(d Document, before int, spec []FieldError) {
+// addSpecErrors adds those errors in spec that concern fields without a parse error. before is the number of errors
+// before the document was read.
+func (r *nodeReader) addSpecErrors(d Document, before int, spec []FieldError) {
 	if r.exhausted {
 		return
 	}
 	read := len(r.errs)
 	add := func(field, detail string) {
 		for _, e := range r.errs[before:read] {
-			if e.Field == "" || covers(e.Field, field) || covers(field, e.Field) {
+			if e.Field == "" || fieldContains(e.Field, field) || fieldContains(field, e.Field) {
 				return
 			}
 		}
-		r.errs = append(r.errs, d.At(field, detail))
+		r.errs = append(r.errs, d.ErrorAt(field, detail))
 	}
-	for _, e := range CheckEntry(d.Ref, d.Tags) {
+	for _, e := range CheckEntryNames(d.Ref, d.Tags) {
 		add(e.Field, e.Detail)
 	}
 	for _, e := range spec {
@@ -218,7 +218,7 @@ func (r *reader) check(d Document, before int, spec []FieldError) {
 }
 
 // hasError reports whether an error about a field was added after the first before errors.
-func (r *reader) hasError(before int, field string) bool {
+func (r *nodeReader) hasError(before int, field string) bool {
 	for _, e := range r.errs[before:] {
 		if e.Field == field {
 			return true
@@ -227,27 +227,27 @@ func (r *reader) hasError(before int, field string) bool {
 	return false
 }
 
-// covers reports whether a field is, or contains, another one.
-func covers(outer, inner string) bool {
+// fieldContains reports whether the field inner is the field outer or is inside of it.
+func fieldContains(outer, inner string) bool {
 	rest, ok := strings.CutPrefix(inner, outer)
 	return ok && (rest == "" || rest[0] == '.' || rest[0] == '[')
 }
 
-// checkDuplicates adds an error for each entry that a file defines more than once.
-func (r *reader) checkDuplicates(list []Document) {
+// checkDuplicateEntries adds an error for each catalogue entry that a file defines more than once.
+func (r *nodeReader) checkDuplicateEntries(list []Document) {
 	seen := map[string]FilePosition{}
 	for _, d := range list {
 		key := string(d.Kind) + " " + d.Ref.String()
 		if first, ok := seen[key]; ok {
-			r.errs = append(r.errs, d.At("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
+			r.errs = append(r.errs, d.ErrorAt("slug", fmt.Sprintf("%s is already defined in line %d", key, first.Line)))
 			continue
 		}
-		seen[key] = d.places[""]
+		seen[key] = d.positions[""]
 	}
 }
 
-// invalidUTF8 returns the offset of the first invalid byte, or -1.
-func invalidUTF8(data []byte) int {
+// invalidUTF8Offset returns the offset of the first byte that is not valid UTF-8, or -1.
+func invalidUTF8Offset(data []byte) int {
 	for at := 0; at < len(data); {
 		c, size := utf8.DecodeRune(data[at:])
 		if c == utf8.RuneError && size == 1 {
@@ -258,16 +258,16 @@ func invalidUTF8(data []byte) int {
 	return -1
 }
 
-// control reports whether YAML forbids a character.
-func control(c rune) bool {
+// isForbiddenControl reports whether c is a control character that YAML forbids.
+func isForbiddenControl(c rune) bool {
 	return c < ' ' && c != '\t' && c != '\n' && c != '\r' || c >= 0x7f && c < 0xa0 && c != 0x85
 }
 
-// placeOf returns the line and the column, in characters, of an offset.
-func placeOf(data []byte, offset int) FilePosition {
+// positionOfOffset returns the line and the column, in characters, of a byte offset.
+func positionOfOffset(data []byte, offset int) FilePosition {
 	before := data[:offset]
 	start := bytes.LastIndexByte(before, '\n') + 1
 	return FilePosition{bytes.Count(before, []byte{'\n'}) + 1, utf8.RuneCount(before[start:]) + 1}
 }
 
-func placeOfNode(n *yaml.Node) FilePosition { return FilePosition{n.Line, n.Column} }
+func positionOfNode(n *yaml.Node) FilePosition { return FilePosition{n.Line, n.Column} }

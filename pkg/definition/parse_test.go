@@ -110,7 +110,7 @@ func TestParse_ReadsAllKinds(t *testing.T) {
 		"spec.skills[1].slug": {Line: 28, Column: 31}, "spec.skills[0].slug": {Line: 27, Column: 7}, "spec.files[1].mode": {Line: 39, Column: 13},
 		"spec.nonsense": {Line: 20, Column: 3}, "org": {Line: 17, Column: 6}, "nonsense": {Line: 15, Column: 1},
 	} {
-		if e := agent.At(field, "d"); e.FilePosition != want || e.File != "x.yaml" {
+		if e := agent.ErrorAt(field, "d"); e.FilePosition != want || e.File != "x.yaml" {
 			t.Errorf("%s has the position %+v, want %+v", field, e.FilePosition, want)
 		}
 	}
@@ -241,7 +241,7 @@ func TestParse_RefusesLargeInputsFast(t *testing.T) {
 	var lists strings.Builder
 	lists.WriteString(minimal + "  tools: &t {allow: &l [" + strings.Repeat("a, ", 3000) + "a]}\n  subagents:\n  - &s {name: a, description: b, instructions: c, tools: *l}\n" + strings.Repeat("  - *s\n", 3000))
 	for name, in := range map[string]string{
-		"size":       strings.Repeat("#", definition.MaxFile+1),
+		"size":       strings.Repeat("#", definition.MaxFileSize+1),
 		"laughs":     laughs.String(),
 		"lists":      lists.String(),
 		"texts":      minimal + "  description: &d " + strings.Repeat("x", 1<<20) + "\n  egress: [" + strings.Repeat("*d, ", 999) + "*d]\n",

@@ -23,27 +23,27 @@ const (
 	tagMerge = "!!merge"
 )
 
-var typeReference = reflect.TypeFor[events.Reference]()
+var referenceType = reflect.TypeFor[events.Reference]()
 
-// reader fills Go types from nodes, by their JSON names, and records the place of each field. It reads only fields
-// that the types have, so the types limit the depth. Its messages contain no values, because a value may be a
-// secret.
-type reader struct {
+// nodeReader fills Go values from YAML nodes, by the JSON names of their fields, and records the position of each
+// field. It reads only fields that the Go types have, so the types limit the depth. Error messages contain no values,
+// because a value may be a secret.
+type nodeReader struct {
 	file      string
 	errs      Errors
-	places    map[string]FilePosition // places of the document
+	positions map[string]FilePosition // positions of the fields of the document
 	nodes     int                     // number of values that may still be read
 	bytes     int
 	exhausted bool
 }
 
-func (r *reader) fail(p FilePosition, field, format string, args ...any) {
+func (r *nodeReader) addError(p FilePosition, field, format string, args ...any) {
 	r.errs = append(r.errs, &Error{File: r.file, FilePosition: p, Field: field, Detail: fmt.Sprintf(format, args...)})
 }
 
-// read fills to from n. After an error to has the parts that could be read.
-func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
-	p := placeOfNode(n)
+// readNode fills the Go value to from the YAML node n. After an error, to has the parts that could be read.
+func (r *nodeReader) readNode(n *yaml.Node, to reflect.Value, path string) {
+	p := positionOfNode(n)
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -51,17 +51,17 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 		return
 	}
 	if path != "" {
-		r.places[path] = p
+		r.positions[path] = p
 	}
 	t := to.Type()
 	switch {
 	case t.Kind() == reflect.Interface: // the spec of an unknown kind is not read
 	case n.Kind == yaml.ScalarNode && n.ShortTag() == tagNull:
-		r.fail(p, path, "is empty: leave it out, or set it to %s", describeType(t))
-	case t == typeReference && n.Kind == yaml.ScalarNode:
+		r.addError(p, path, "is empty: leave it out, or set it to %s", describeType(t))
+	case t == referenceType && n.Kind == yaml.ScalarNode:
 		r.readReference(n, to, p, path)
-	case t == typeReference:
-		r.referenceObject(n, to, p, path)
+	case t == referenceType:
+		r.readReferenceObject(n, to, p, path)
 	case t.Kind() == reflect.Struct:
 		r.readObject(n, to, p, path)
 	case t.Kind() == reflect.Slice:
@@ -73,22 +73,23 @@ func (r *reader) read(n *yaml.Node, to reflect.Value, path string) {
 	}
 }
 
-// countValue counts the values that are read; aliases count each time they are followed.
-func (r *reader) countValue(n *yaml.Node, p FilePosition, path string) bool {
+// countValue counts the values that are read and reports whether more are allowed. Aliases count each time they are
+// followed.
+func (r *nodeReader) countValue(n *yaml.Node, p FilePosition, path string) bool {
 	r.nodes--
 	r.bytes -= len(n.Value)
 	r.exhausted = r.exhausted || len(r.errs) > maxErrors
 	if !r.exhausted && (r.nodes < 0 || r.bytes < 0) {
 		r.exhausted = true
-		r.fail(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxRead>>20)
+		r.addError(p, path, "more than %d values, or %d MiB, up to here; the values of an alias count each time", maxNodes, maxReadBytes>>20)
 	}
 	return !r.exhausted
 }
 
-// describeType returns a description of a type.
+// describeType returns a description of a Go type for error messages, such as "a list".
 func describeType(t reflect.Type) string {
 	switch {
-	case t == typeReference:
+	case t == referenceType:
 		return "a reference: a text such as org/slug@version, or a mapping"
 	case t.Kind() == reflect.Struct || t.Kind() == reflect.Map:
 		return "a mapping"
@@ -104,26 +105,27 @@ func describeType(t reflect.Type) string {
 	return "a number"
 }
 
-// pairs calls each for every pair of a mapping. It adds errors for keys that are not texts or that are repeated.
-func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string, each func(key, value *yaml.Node)) bool {
+// forEachPair calls each for every pair of a YAML mapping. It adds errors for keys that are not texts or that are
+// repeated.
+func (r *nodeReader) forEachPair(n *yaml.Node, t reflect.Type, p FilePosition, path string, each func(key, value *yaml.Node)) bool {
 	if n.Kind != yaml.MappingNode {
-		r.fail(p, path, "must be %s", describeType(t))
+		r.addError(p, path, "must be %s", describeType(t))
 		return false
 	}
 	seen := map[string]bool{}
 	for i := 0; i+1 < len(n.Content) && !r.exhausted; i += 2 {
 		key := n.Content[i]
-		at := placeOfNode(key)
+		at := positionOfNode(key)
 		if key.Kind == yaml.AliasNode {
 			key = key.Alias
 		}
 		switch {
 		case key.ShortTag() == tagMerge:
-			r.fail(at, path, "merge keys (<<) are not supported: write the fields out")
+			r.addError(at, path, "merge keys (<<) are not supported: write the fields out")
 		case key.Kind != yaml.ScalarNode || key.ShortTag() != tagText:
-			r.fail(at, path, "has a name that is not a text: put the name in quotes")
+			r.addError(at, path, "has a name that is not a text: put the name in quotes")
 		case seen[key.Value]:
-			r.fail(at, within(path, truncate.Text(key.Value, 64)), "is set twice")
+			r.addError(at, joinField(path, truncate.Text(key.Value, 64)), "is set twice")
 		default:
 			seen[key.Value] = true
 			if r.countValue(key, at, path) {
@@ -134,50 +136,50 @@ func (r *reader) pairs(n *yaml.Node, t reflect.Type, p FilePosition, path string
 	return true
 }
 
-func (r *reader) readObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
-	known := map[string]field{}
+func (r *nodeReader) readObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+	known := map[string]structField{}
 	var names []string
-	for _, f := range fieldsOf(to.Type()) {
+	for _, f := range structFields(to.Type()) {
 		known[f.name] = f
 		names = append(names, f.name)
 	}
 	given := map[string]bool{}
-	ok := r.pairs(n, to.Type(), p, path, func(key, value *yaml.Node) {
+	ok := r.forEachPair(n, to.Type(), p, path, func(key, value *yaml.Node) {
 		given[key.Value] = true
 		f, ok := known[key.Value]
 		if !ok {
-			r.fail(placeOfNode(key), within(path, truncate.Text(key.Value, 64)), "unknown field; must be one of %s", strings.Join(names, ", "))
+			r.addError(positionOfNode(key), joinField(path, truncate.Text(key.Value, 64)), "unknown field; must be one of %s", strings.Join(names, ", "))
 			return
 		}
-		r.read(value, to.Field(f.index), within(path, f.name))
+		r.readNode(value, to.Field(f.index), joinField(path, f.name))
 	})
-	for _, f := range fieldsOf(to.Type()) {
+	for _, f := range structFields(to.Type()) {
 		if ok && f.required && !given[f.name] && !r.exhausted {
-			r.fail(p, within(path, f.name), "is required")
+			r.addError(p, joinField(path, f.name), "is required")
 		}
 	}
 }
 
-// readReference reads the string form of a reference.
-func (r *reader) readReference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+// readReference reads a reference that is a string.
+func (r *nodeReader) readReference(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.ShortTag() != tagText {
-		r.fail(p, path, "must be %s; put a text that looks like something else in quotes", describeType(typeReference))
+		r.addError(p, path, "must be %s; put a text that looks like something else in quotes", describeType(referenceType))
 		return
 	}
 	ref, err := events.ParseReference(n.Value)
 	var wrong *events.ReferenceError
 	switch {
 	case errors.As(err, &wrong):
-		r.fail(p, path, "%v", wrong)
+		r.addError(p, path, "%v", wrong)
 	case err != nil:
-		r.fail(p, path, "%v", err)
+		r.addError(p, path, "%v", err)
 	default:
 		to.Set(reflect.ValueOf(ref))
 	}
 }
 
-// referenceObject reads the object form of a reference.
-func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+// readReferenceObject reads a reference that is a mapping.
+func (r *nodeReader) readReferenceObject(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	var object events.ReferenceObject
 	r.readObject(n, reflect.ValueOf(&object).Elem(), p, path)
 	field := path[strings.LastIndexByte(path, '.')+1:]
@@ -185,15 +187,15 @@ func (r *reader) referenceObject(n *yaml.Node, to reflect.Value, p FilePosition,
 	ref, err := object.CheckedReference(field)
 	var wrong *events.ReferenceError
 	if errors.As(err, &wrong) && wrong.Field == "kind" { // other errors are found with the rest of the definition
-		r.fail(r.places[within(path, wrong.Field)], within(path, wrong.Field), "%s", wrong.Detail)
+		r.addError(r.positions[joinField(path, wrong.Field)], joinField(path, wrong.Field), "%s", wrong.Detail)
 		ref = object.ToReference()
 	}
 	to.Set(reflect.ValueOf(ref))
 }
 
-func (r *reader) readList(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *nodeReader) readList(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	if n.Kind != yaml.SequenceNode {
-		r.fail(p, path, "must be a list")
+		r.addError(p, path, "must be a list")
 		return
 	}
 	for i, c := range n.Content {
@@ -201,21 +203,21 @@ func (r *reader) readList(n *yaml.Node, to reflect.Value, p FilePosition, path s
 			return
 		}
 		v := reflect.New(to.Type().Elem()).Elem()
-		r.read(c, v, element(path, i))
+		r.readNode(c, v, joinIndex(path, i))
 		to.Set(reflect.Append(to, v))
 	}
 }
 
-func (r *reader) readMapping(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *nodeReader) readMapping(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	to.Set(reflect.MakeMap(to.Type()))
-	r.pairs(n, to.Type(), p, path, func(key, value *yaml.Node) {
+	r.forEachPair(n, to.Type(), p, path, func(key, value *yaml.Node) {
 		v := reflect.New(to.Type().Elem()).Elem()
-		r.read(value, v, within(path, key.Value))
+		r.readNode(value, v, joinField(path, key.Value))
 		to.SetMapIndex(reflect.ValueOf(key.Value), v)
 	})
 }
 
-func (r *reader) readScalar(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
+func (r *nodeReader) readScalar(n *yaml.Node, to reflect.Value, p FilePosition, path string) {
 	ok := n.Kind == yaml.ScalarNode
 	hint := ""
 	switch tag := n.ShortTag(); to.Kind() {
@@ -232,15 +234,15 @@ func (r *reader) readScalar(n *yaml.Node, to reflect.Value, p FilePosition, path
 			to.SetBool(b)
 		}
 	default:
-		ok = ok && (tag == tagInt || tag == tagFloat) && number(n, to)
+		ok = ok && (tag == tagInt || tag == tagFloat) && readNumber(n, to)
 	}
 	if !ok {
-		r.fail(p, path, "must be %s%s", describeType(to.Type()), hint)
+		r.addError(p, path, "must be %s%s", describeType(to.Type()), hint)
 	}
 }
 
-// number fills to from a number that fits; 3.0 counts as an integer.
-func number(n *yaml.Node, to reflect.Value) bool {
+// readNumber sets to from a YAML number and reports whether the number fits; 3.0 counts as an integer.
+func readNumber(n *yaml.Node, to reflect.Value) bool {
 	var f float64
 	if n.Decode(&f) != nil || math.IsNaN(f) || math.IsInf(f, 0) {
 		return false

@@ -15,7 +15,7 @@ import (
 
 func mustWrite(t interface{ Fatal(...any) }, d definition.Document) string {
 	var b bytes.Buffer
-	if err := definition.Write(&b, d); err != nil {
+	if err := definition.WriteYAML(&b, d); err != nil {
 		t.Fatal(err)
 	}
 	return b.String()
@@ -44,7 +44,7 @@ func TestWrite_RoundTripsExamples(t *testing.T) {
 			}
 		}
 	}
-	if err := definition.Write(&bytes.Buffer{}, definition.Document{Kind: definition.KindAgent}); err == nil {
+	if err := definition.WriteYAML(&bytes.Buffer{}, definition.Document{Kind: definition.KindAgent}); err == nil {
 		t.Error("a document without a spec was written")
 	}
 }
@@ -71,7 +71,7 @@ func TestWrite_MatchesTheGolden(t *testing.T) {
 // TestStored_HidesSecretValues tests that a written environment shows which secrets exist, and not their values.
 func TestStored_HidesSecretValues(t *testing.T) {
 	t.Parallel()
-	spec := definition.Stored(events.EnvironmentSpec{Variables: map[string]events.Variable{
+	spec := definition.FromStored(events.EnvironmentSpec{Variables: map[string]events.Variable{
 		"S": {Secret: true, Sealed: "key", Value: "hunter2", Description: "d"}, "V": {Value: "v"},
 	}, Egress: []string{"GET a.com"}})
 	text := mustWrite(t, definition.Document{Kind: definition.KindEnvironment, Ref: events.Reference{Slug: "e"}, Environment: &spec})

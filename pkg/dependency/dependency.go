@@ -18,10 +18,10 @@ import (
 
 // Limits.
 const (
-	Max      = 100 // packages of one kind
-	maxNPM   = 214 // characters of a name
-	maxPIP   = 128 // characters of a name
-	maxEntry = 400 // characters of an entry
+	MaxPackages      = 100 // packages of one kind
+	maxNPMNameLength = 214 // characters of a name
+	maxPIPNameLength = 128 // characters of a name
+	maxEntryLength   = 400 // characters of an entry
 )
 
 // Package is an npm or Python package in one exact version.
@@ -37,35 +37,35 @@ func (p Package) String() string { return p.text }
 
 // The forms of entries, also used as patterns of the JSON Schema.
 const (
-	PatternNPM = `^(@[a-zA-Z0-9][a-zA-Z0-9._-]*/)?[a-zA-Z0-9][a-zA-Z0-9._-]*@` + semver + `$`
-	PatternPIP = `^[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?` + extras + `==` + pep440 + `$`
+	PatternNPM = `^(@[a-zA-Z0-9][a-zA-Z0-9._-]*/)?[a-zA-Z0-9][a-zA-Z0-9._-]*@` + semverPattern + `$`
+	PatternPIP = `^[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?` + pipExtrasPattern + `==` + pep440Pattern + `$`
 
-	semver          = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?`
-	pipExtraPattern = `[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?`
-	extras          = `(\[` + pipExtraPattern + `(,` + pipExtraPattern + `)*\])?`
-	pep440          = `([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?`
+	semverPattern    = `(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)(-[0-9a-zA-Z-]+(\.[0-9a-zA-Z-]+)*)?`
+	pipExtraPattern  = `[a-zA-Z0-9]([a-zA-Z0-9._-]*[a-zA-Z0-9])?`
+	pipExtrasPattern = `(\[` + pipExtraPattern + `(,` + pipExtraPattern + `)*\])?`
+	pep440Pattern    = `([0-9]+!)?[0-9]+(\.[0-9]+)*((a|b|rc)[0-9]+)?(\.post[0-9]+)?(\.dev[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?`
 )
 
 var (
-	formNPM    = regexp.MustCompile(PatternNPM)
-	formPIP    = regexp.MustCompile(PatternPIP)
-	separators = regexp.MustCompile(`[-_.]+`)
+	npmEntryRegexp = regexp.MustCompile(PatternNPM)
+	pipEntryRegexp = regexp.MustCompile(PatternPIP)
+	nameSeparators = regexp.MustCompile(`[-_.]+`)
 )
 
-// ParseNPM parses name@1.2.3 or @scope/name@1.2.3.
+// ParseNPM parses the name and version of an npm package: name@1.2.3 or @scope/name@1.2.3.
 func ParseNPM(s string) (Package, error) {
 	at := strings.LastIndexByte(s, '@')
-	if len(s) > maxEntry || !formNPM.MatchString(s) || at > maxNPM {
+	if len(s) > maxEntryLength || !npmEntryRegexp.MatchString(s) || at > maxNPMNameLength {
 		return Package{}, errors.New("must be an npm package with an exact version: name@1.2.3 or @scope/name@1.2.3, without range, tag or address")
 	}
 	return Package{Name: s[:at], Version: s[at+1:], text: s}, nil
 }
 
-// ParsePIP parses name==1.2.3 or name[extra,other]==1.2.3.
+// ParsePIP parses the name and version of a Python package: name==1.2.3 or name[extra,other]==1.2.3.
 func ParsePIP(s string) (Package, error) {
 	name, version, _ := strings.Cut(s, "==")
 	name, list, bracket := strings.Cut(name, "[")
-	if len(s) > maxEntry || !formPIP.MatchString(s) || len(name) > maxPIP {
+	if len(s) > maxEntryLength || !pipEntryRegexp.MatchString(s) || len(name) > maxPIPNameLength {
 		return Package{}, errors.New("must be a Python package with an exact version: name==1.2.3 or name[extra]==1.2.3, without range, wildcard, marker or address")
 	}
 	p := Package{Name: normalizePIPName(name), Version: version}
@@ -84,13 +84,13 @@ func ParsePIP(s string) (Package, error) {
 
 // normalizePIPName returns the normalized form of a Python package's name: lower case, with single hyphens.
 func normalizePIPName(name string) string {
-	return strings.ToLower(separators.ReplaceAllString(name, "-"))
+	return strings.ToLower(nameSeparators.ReplaceAllString(name, "-"))
 }
 
-// Set lists the npm and Python packages on which an agent depends, sorted.
-type Set struct{ NPM, PIP []string }
+// PackageSet lists the npm and Python packages on which an agent depends, sorted.
+type PackageSet struct{ NPM, PIP []string }
 
-// EntryError is returned for an invalid entry of an agent's list of dependencies.
+// EntryError is returned for an invalid entry of an agent's list of packages.
 type EntryError struct {
 	List   string // npm or pip
 	Index  int    // index from 0; -1 for the list as a whole
@@ -104,7 +104,7 @@ func (e *EntryError) Error() string {
 	return fmt.Sprintf("%s[%d]: %s", e.List, e.Index, e.Detail)
 }
 
-// Errors holds an error for each invalid entry of an agent's dependencies.
+// Errors holds an error for each invalid entry of an agent's lists of packages.
 type Errors []*EntryError
 
 func (e Errors) Error() string {
@@ -115,19 +115,19 @@ func (e Errors) Error() string {
 	return strings.Join(list, "; ")
 }
 
-// Parse parses both lists. The error is Errors with all problems.
-func Parse(d events.Dependencies) (Set, error) {
-	npm, wrong := parse("npm", d.NPM, ParseNPM)
-	pip, more := parse("pip", d.PIP, ParsePIP)
+// Parse parses an agent's lists of npm and Python packages. The error is Errors with all problems.
+func Parse(d events.Dependencies) (PackageSet, error) {
+	npm, wrong := parseEntries("npm", d.NPM, ParseNPM)
+	pip, more := parseEntries("pip", d.PIP, ParsePIP)
 	if wrong = append(wrong, more...); len(wrong) > 0 {
-		return Set{}, wrong
+		return PackageSet{}, wrong
 	}
-	return Set{NPM: npm, PIP: pip}, nil
+	return PackageSet{NPM: npm, PIP: pip}, nil
 }
 
-func parse(list string, entries []string, read func(string) (Package, error)) (out []string, wrong Errors) {
-	if len(entries) > Max {
-		return nil, Errors{{list, -1, fmt.Sprintf("has %d entries; the limit is %d", len(entries), Max)}}
+func parseEntries(list string, entries []string, read func(string) (Package, error)) (out []string, wrong Errors) {
+	if len(entries) > MaxPackages {
+		return nil, Errors{{list, -1, fmt.Sprintf("has %d entries; the limit is %d", len(entries), MaxPackages)}}
 	}
 	seen := map[string]int{}
 	for i, s := range entries {
@@ -147,11 +147,11 @@ func parse(list string, entries []string, read func(string) (Package, error)) (o
 	return out, wrong
 }
 
-// Empty reports whether the set has no packages.
-func (s Set) Empty() bool { return len(s.NPM)+len(s.PIP) == 0 }
+// IsEmpty reports whether the set has no packages.
+func (s PackageSet) IsEmpty() bool { return len(s.NPM)+len(s.PIP) == 0 }
 
-// String returns the number of packages, for messages.
-func (s Set) String() string {
+// String returns the number of packages of each kind, for messages.
+func (s PackageSet) String() string {
 	switch {
 	case len(s.PIP) == 0:
 		return fmt.Sprintf("%d of npm", len(s.NPM))
@@ -161,13 +161,13 @@ func (s Set) String() string {
 	return fmt.Sprintf("%d of npm and %d of pip", len(s.NPM), len(s.PIP))
 }
 
-// format is the version of the layout of a layer.
-const format = "1"
+// layerFormat is the version of the file layout of layers.
+const layerFormat = "1"
 
-// Digest returns the name of the layer for the set: the SHA-256, in hex, of the layout version, the base on which
-// it is installed (an image by its id, or a machine), the platform, and both lists, each text prefixed with its
-// length.
-func (s Set) Digest(base, platform string) string {
+// LayerDigest returns the name of the layer with these packages: the SHA-256, in hex, of the layout version, the base
+// on which the packages are installed (an image by its id, or a machine), the platform, and both lists. Each text is
+// prefixed with its length.
+func (s PackageSet) LayerDigest(base, platform string) string {
 	sum := sha256.New()
 	put := func(list ...string) {
 		var n [8]byte
@@ -176,7 +176,7 @@ func (s Set) Digest(base, platform string) string {
 			_, _ = sum.Write(append(n[:], t...)) // a hash never fails
 		}
 	}
-	put(format, base, platform)
+	put(layerFormat, base, platform)
 	put(s.NPM...)
 	put(s.PIP...)
 	return hex.EncodeToString(sum.Sum(nil))

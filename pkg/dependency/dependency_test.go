@@ -73,13 +73,13 @@ func TestParse_ChecksPythonPackages(t *testing.T) {
 func TestParse_ReportsAllInvalidEntries(t *testing.T) {
 	t.Parallel()
 	got, err := dependency.Parse(events.Dependencies{NPM: []string{"b@1.0.0", "@a/b@2.0.0", "a@1.0.0"}, PIP: []string{"B_c==1", "a[z,y]==2"}})
-	if err != nil || !slices.Equal(got.NPM, []string{"@a/b@2.0.0", "a@1.0.0", "b@1.0.0"}) || !slices.Equal(got.PIP, []string{"a[y,z]==2", "b-c==1"}) || got.Empty() {
+	if err != nil || !slices.Equal(got.NPM, []string{"@a/b@2.0.0", "a@1.0.0", "b@1.0.0"}) || !slices.Equal(got.PIP, []string{"a[y,z]==2", "b-c==1"}) || got.IsEmpty() {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if got.String() != "3 of npm and 2 of pip" {
 		t.Error(got)
 	}
-	if none, err := dependency.Parse(events.Dependencies{}); err != nil || !none.Empty() {
+	if none, err := dependency.Parse(events.Dependencies{}); err != nil || !none.IsEmpty() {
 		t.Errorf("%+v, %v", none, err)
 	}
 	_, err = dependency.Parse(events.Dependencies{NPM: []string{"a@1.0.0", "x", "a@2.0.0"}, PIP: []string{"b.c==1", "B_c[x]==2"}})
@@ -88,7 +88,7 @@ func TestParse_ReportsAllInvalidEntries(t *testing.T) {
 			t.Errorf("%v does not contain %s", err, want)
 		}
 	}
-	many := make([]string, dependency.Max+1)
+	many := make([]string, dependency.MaxPackages+1)
 	for i := range many {
 		many[i] = fmt.Sprintf("p%d==1", i)
 	}
@@ -105,23 +105,23 @@ func TestParse_ReportsAllInvalidEntries(t *testing.T) {
 // digest.
 func TestDigest_FixedVectors(t *testing.T) {
 	t.Parallel()
-	set := dependency.Set{NPM: []string{"a@1.0.0", "b@1.0.0"}, PIP: []string{"c==1"}}
+	set := dependency.PackageSet{NPM: []string{"a@1.0.0", "b@1.0.0"}, PIP: []string{"c==1"}}
 	const golden = "e7510e2f707e0b8ebb163631e2d098d847b8bcc275792e540737056faba5dd7f"
-	if got := set.Digest("sha256:1", "linux/amd64"); got != golden {
+	if got := set.LayerDigest("sha256:1", "linux/amd64"); got != golden {
 		t.Errorf("the digest is %s", got)
 	}
 	seen := map[string]string{golden: "itself"}
 	for name, other := range map[string]string{
-		"another ground":            set.Digest("sha256:2", "linux/amd64"),
-		"another platform":          set.Digest("sha256:1", "linux/arm64"),
-		"what both are moved":       set.Digest("sha256:1linux", "/amd64"),
-		"another version":           dependency.Set{NPM: []string{"a@1.0.1", "b@1.0.0"}, PIP: set.PIP}.Digest("sha256:1", "linux/amd64"),
-		"a package less":            dependency.Set{NPM: []string{"a@1.0.0"}, PIP: set.PIP}.Digest("sha256:1", "linux/amd64"),
-		"one of the other list":     dependency.Set{NPM: set.NPM[:1], PIP: []string{"b@1.0.0", "c==1"}}.Digest("sha256:1", "linux/amd64"),
-		"two that are joined":       dependency.Set{NPM: []string{"a@1.0.0b@1.0.0"}, PIP: set.PIP}.Digest("sha256:1", "linux/amd64"),
-		"all of them in the other":  dependency.Set{PIP: []string{"a@1.0.0", "b@1.0.0", "c==1"}}.Digest("sha256:1", "linux/amd64"),
-		"nothing":                   dependency.Set{}.Digest("sha256:1", "linux/amd64"),
-		"nothing on nothing at all": dependency.Set{}.Digest("", ""),
+		"another ground":            set.LayerDigest("sha256:2", "linux/amd64"),
+		"another platform":          set.LayerDigest("sha256:1", "linux/arm64"),
+		"what both are moved":       set.LayerDigest("sha256:1linux", "/amd64"),
+		"another version":           dependency.PackageSet{NPM: []string{"a@1.0.1", "b@1.0.0"}, PIP: set.PIP}.LayerDigest("sha256:1", "linux/amd64"),
+		"a package less":            dependency.PackageSet{NPM: []string{"a@1.0.0"}, PIP: set.PIP}.LayerDigest("sha256:1", "linux/amd64"),
+		"one of the other list":     dependency.PackageSet{NPM: set.NPM[:1], PIP: []string{"b@1.0.0", "c==1"}}.LayerDigest("sha256:1", "linux/amd64"),
+		"two that are joined":       dependency.PackageSet{NPM: []string{"a@1.0.0b@1.0.0"}, PIP: set.PIP}.LayerDigest("sha256:1", "linux/amd64"),
+		"all of them in the other":  dependency.PackageSet{PIP: []string{"a@1.0.0", "b@1.0.0", "c==1"}}.LayerDigest("sha256:1", "linux/amd64"),
+		"nothing":                   dependency.PackageSet{}.LayerDigest("sha256:1", "linux/amd64"),
+		"nothing on nothing at all": dependency.PackageSet{}.LayerDigest("", ""),
 	} {
 		if before, ok := seen[other]; ok || !events.IsDigest(other) {
 			t.Errorf("%s has the digest of %s, %s", name, before, other)
@@ -149,7 +149,7 @@ func TestDigest_IgnoresOrderAndSpelling(t *testing.T) {
 		if err := errors.Join(err, err2); err != nil {
 			t.Fatal(err)
 		}
-		if a.Digest("i", "p") != b.Digest("i", "p") {
+		if a.LayerDigest("i", "p") != b.LayerDigest("i", "p") {
 			t.Fatalf("%+v and %+v", a, b)
 		}
 	})

@@ -5,7 +5,7 @@ import (
 	"net/netip"
 )
 
-// AddressError is returned for an address that sandboxes may not reach.
+// AddressError is returned for an IP address that sandboxes may not reach.
 type AddressError struct {
 	Addr netip.Addr
 	Why  string
@@ -13,15 +13,15 @@ type AddressError struct {
 
 func (e *AddressError) Error() string { return fmt.Sprintf("%s is %s", e.Addr, e.Why) }
 
-type block struct {
+type addressBlock struct {
 	prefix netip.Prefix
 	why    string
 }
 
-// nonPublicBlocks lists the address blocks that are not public, or whose addresses stand for other addresses: IANA's
+// nonPublicBlocks lists the address blocks that are not public, or whose addresses represent other addresses: IANA's
 // special-purpose registries (RFC 6890 and its successors), and the forms of IPv6 that contain an IPv4 address. Of two
 // overlapping blocks, the smaller one comes first.
-var nonPublicBlocks = []block{
+var nonPublicBlocks = []addressBlock{
 	{netip.MustParsePrefix("169.254.169.254/32"), "the cloud's metadata service"},
 	{netip.MustParsePrefix("168.63.129.16/32"), "the cloud's metadata service"}, // Azure's, which looks like a public address
 	{netip.MustParsePrefix("fd00:ec2::254/128"), "the cloud's metadata service"},
@@ -60,11 +60,11 @@ var nonPublicBlocks = []block{
 }
 
 var (
-	nat64   = netip.MustParsePrefix("64:ff9b::/96")
-	public6 = netip.MustParsePrefix("2000::/3") // all of IPv6 that IANA has allocated for public addresses
+	nat64Prefix      = netip.MustParsePrefix("64:ff9b::/96")
+	publicIPv6Prefix = netip.MustParsePrefix("2000::/3") // all of IPv6 that IANA has allocated for public addresses
 )
 
-// CheckAddress returns an *AddressError unless an address is public. For an address in NAT64's well-known prefix it
+// CheckAddress returns an *AddressError unless an IP address is public. For an address in NAT64's well-known prefix it
 // checks the IPv4 address inside.
 func CheckAddress(a netip.Addr) error {
 	refuse := func(why string) error { return &AddressError{Addr: a, Why: why} }
@@ -73,7 +73,7 @@ func CheckAddress(a netip.Addr) error {
 		return refuse("no address")
 	case a.Zone() != "":
 		return refuse("an address with a zone")
-	case nat64.Contains(a):
+	case nat64Prefix.Contains(a):
 		b := a.As16()
 		if err := CheckAddress(netip.AddrFrom4([4]byte(b[12:]))); err != nil {
 			return refuse("a NAT64 address: " + err.Error())
@@ -89,7 +89,7 @@ func CheckAddress(a netip.Addr) error {
 	if b := a.As16(); a.Is6() && b[8]&^2 == 0 && b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe {
 		return refuse("an ISATAP address, which carries an IPv4 address")
 	}
-	if a.Is6() && !public6.Contains(a) {
+	if a.Is6() && !publicIPv6Prefix.Contains(a) {
 		return refuse("a reserved address")
 	}
 	return nil

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// maxEntries is the largest number of entries of an allowlist.
-const maxEntries = 1000
+// maxAllowlistEntries is the largest number of entries of an allowlist.
+const maxAllowlistEntries = 1000
 
 // defaultPorts are the ports that an allowlist entry without a port allows.
 var defaultPorts = [...]uint16{443, 80}
@@ -22,7 +22,7 @@ type Allowlist struct {
 	provider  []string              // features that model providers may use
 }
 
-// portRule is a port of a host that an entry allows, with the allowed methods.
+// portRule is a port of a host that an allowlist entry allows, with the allowed methods.
 type portRule struct {
 	port    uint16
 	methods []string // empty means all
@@ -36,7 +36,7 @@ type EntryError struct {
 }
 
 func (e *EntryError) Error() string {
-	return fmt.Sprintf("allow[%d]: %s: %s; %s", e.Index, Printable(e.Entry), e.Reason, EntryForm)
+	return fmt.Sprintf("allow[%d]: %s: %s; %s", e.Index, QuotePrefix(e.Entry), e.Reason, EntrySyntax)
 }
 
 func entryError(i int, entry string, err error) *EntryError {
@@ -47,31 +47,31 @@ func entryError(i int, entry string, err error) *EntryError {
 	return &EntryError{Index: i, Entry: entry, Reason: reason}
 }
 
-// ParseAllowlist parses entries with ParseRule. *.host allows every name below host, but not host itself. An entry
-// without a port allows 443 and 80. An entry without methods allows all methods. The error is an *EntryError for the
-// first entry that does not parse.
+// ParseAllowlist parses the entries of an allowlist with ParseRule. *.host allows every name below host, but not host
+// itself. An entry without a port allows 443 and 80. An entry without methods allows all methods. The error is an
+// *EntryError for the first entry that does not parse.
 func ParseAllowlist(entries []string) (Allowlist, error) {
 	a := Allowlist{hosts: map[Host][]portRule{}, below: map[string][]portRule{}}
-	if len(entries) > maxEntries {
-		return Allowlist{}, &EntryError{Index: maxEntries, Entry: entries[maxEntries], Reason: fmt.Sprintf("there are more than %d entries", maxEntries)}
+	if len(entries) > maxAllowlistEntries {
+		return Allowlist{}, &EntryError{Index: maxAllowlistEntries, Entry: entries[maxAllowlistEntries], Reason: fmt.Sprintf("there are more than %d entries", maxAllowlistEntries)}
 	}
 	for i, entry := range entries {
 		r, err := ParseRule(entry)
 		if err != nil {
 			return Allowlist{}, entryError(i, entry, err)
 		}
-		a.add(r)
+		a.addRule(r)
 	}
 	return a, nil
 }
 
-func (a *Allowlist) add(r Rule) {
+func (a *Allowlist) addRule(r Rule) {
 	if r.Provider != "" {
 		a.provider = append(a.provider, r.Provider)
 		return
 	}
 	a.selective = a.selective || len(r.Methods) > 0
-	for _, port := range r.ports() {
+	for _, port := range r.allowedPorts() {
 		g := portRule{port, r.Methods}
 		if r.Below {
 			a.below[r.Host.Name] = append(a.below[r.Host.Name], g)
@@ -81,36 +81,36 @@ func (a *Allowlist) add(r Rule) {
 	}
 }
 
-// Selective reports whether at least one entry restricts the methods of its hosts.
-func (a Allowlist) Selective() bool { return a.selective }
+// RestrictsMethods reports whether at least one entry restricts the HTTP methods of its hosts.
+func (a Allowlist) RestrictsMethods() bool { return a.selective }
 
-// AllowsProvider reports whether an entry allows model providers a feature.
+// AllowsProvider reports whether an entry allows agents to use the given feature of model providers.
 func (a Allowlist) AllowsProvider(feature string) bool { return slices.Contains(a.provider, feature) }
 
-// Allows reports whether an entry names the target, with any method.
-func (a Allowlist) Allows(t Target) bool { return a.Access(t).Named() }
+// Allows reports whether the allowlist allows any method for the target.
+func (a Allowlist) Allows(t Target) bool { return a.Access(t).AllowsAny() }
 
-// Access returns the methods that all entries together allow for a target.
+// Access returns the methods that all entries of the allowlist together allow for a target.
 func (a Allowlist) Access(t Target) Access {
 	var out Access
-	out.add(a.hosts[t.Host], t.Port)
+	out.addMethods(a.hosts[t.Host], t.Port)
 	for rest := t.Host.Name; ; {
 		_, parent, ok := strings.Cut(rest, ".")
 		if !ok {
 			return out
 		}
-		out.add(a.below[parent], t.Port)
+		out.addMethods(a.below[parent], t.Port)
 		rest = parent
 	}
 }
 
-// Access holds the methods that an allowlist allows for a target. The zero value allows nothing.
+// Access holds the HTTP methods that an allowlist allows for a target. The zero value allows nothing.
 type Access struct {
 	all     bool
 	methods []string // sorted
 }
 
-func (a *Access) add(list []portRule, port uint16) {
+func (a *Access) addMethods(list []portRule, port uint16) {
 	for _, g := range list {
 		switch {
 		case g.port != port:
@@ -124,13 +124,13 @@ func (a *Access) add(list []portRule, port uint16) {
 	}
 }
 
-// Named reports whether any method is allowed.
-func (a Access) Named() bool { return a.all || len(a.methods) > 0 }
+// AllowsAny reports whether at least one method is allowed.
+func (a Access) AllowsAny() bool { return a.all || len(a.methods) > 0 }
 
-// All reports whether every method is allowed, so that requests need not be inspected.
-func (a Access) All() bool { return a.all }
+// AllowsAll reports whether every method is allowed, so that requests need not be inspected.
+func (a Access) AllowsAll() bool { return a.all }
 
-// Allows reports whether a method is allowed. Methods are case-sensitive.
+// Allows reports whether an HTTP method is allowed. Methods are case-sensitive.
 func (a Access) Allows(method string) bool { return a.all || slices.Contains(a.methods, method) }
 
 // Methods returns the allowed methods, sorted. It returns nil if all methods are allowed, or none.

@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// Host is a host in canonical form: a name in lower case without a trailing dot, or an address.
+// Host is a host in canonical form: a host name in lower case without a trailing dot, or an IP address.
 type Host struct {
 	Name string     // "" for an address
 	Addr netip.Addr // invalid for a name
@@ -27,7 +27,7 @@ func (h Host) String() string {
 	return h.Addr.String()
 }
 
-// HostError is returned for a text that is not a host.
+// HostError is returned for a text that is not a valid host.
 type HostError struct {
 	Host   string // as it was given, made printable
 	Reason string
@@ -37,17 +37,17 @@ func (e *HostError) Error() string { return fmt.Sprintf("%s is not a host: %s", 
 
 // Limits of DNS, RFC 1035 section 2.3.4.
 const (
-	maxName  = 253
-	maxLabel = 63
+	maxHostNameLength = 253
+	maxLabelLength    = 63
 )
 
-// ParseHost parses a name or an address as in a URL or an authority, IPv6 addresses in brackets. It accepts only one form
-// of each host: no IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address,
+// ParseHost parses a host name or an IP address as in a URL, IPv6 addresses in brackets. It accepts only one form of
+// each host: no IPv4 address in short, octal, hexadecimal or plain number form, no zone, no IPv4-mapped IPv6 address,
 // and no character except letters, digits, hyphen, underscore and dot. The error is a *HostError.
 func ParseHost(s string) (Host, error) {
 	h, err := parseHost(s)
 	if err != nil {
-		return Host{}, &HostError{Host: Printable(s), Reason: err.Error()}
+		return Host{}, &HostError{Host: QuotePrefix(s), Reason: err.Error()}
 	}
 	return h, nil
 }
@@ -67,8 +67,8 @@ func parseHost(s string) (Host, error) {
 	switch {
 	case name == "":
 		return Host{}, errors.New("is empty")
-	case len(name) > maxName:
-		return Host{}, fmt.Errorf("is longer than %d characters", maxName)
+	case len(name) > maxHostNameLength:
+		return Host{}, fmt.Errorf("is longer than %d characters", maxHostNameLength)
 	}
 	labels := strings.Split(name, ".")
 	for _, l := range labels {
@@ -76,7 +76,7 @@ func parseHost(s string) (Host, error) {
 			return Host{}, err
 		}
 	}
-	if !numeric(labels[len(labels)-1]) {
+	if !isNumericLabel(labels[len(labels)-1]) {
 		return Host{Name: name}, nil
 	}
 	addr, err := netip.ParseAddr(name)
@@ -104,8 +104,8 @@ func checkLabel(l string) error {
 	switch {
 	case l == "":
 		return errors.New("must not have an empty part between dots")
-	case len(l) > maxLabel:
-		return fmt.Errorf("a part is longer than %d characters", maxLabel)
+	case len(l) > maxLabelLength:
+		return fmt.Errorf("a part is longer than %d characters", maxLabelLength)
 	case l[0] == '-' || l[len(l)-1] == '-':
 		return errors.New("a part begins or ends with a hyphen")
 	}
@@ -122,9 +122,9 @@ func checkLabel(l string) error {
 	return nil
 }
 
-// numeric reports whether some parsers read a host with this last label as an IPv4 address: decimal digits, or
-// hexadecimal digits after 0x.
-func numeric(l string) bool {
+// isNumericLabel reports whether some parsers read a host whose last label is l as an IPv4 address: l has only decimal
+// digits, or hexadecimal digits after 0x.
+func isNumericLabel(l string) bool {
 	if hex, ok := strings.CutPrefix(l, "0x"); ok {
 		return strings.Trim(hex, "0123456789abcdef") == ""
 	}
@@ -140,7 +140,7 @@ type Target struct {
 // String returns the target as an authority, host:port.
 func (t Target) String() string { return net.JoinHostPort(t.Host.String(), strconv.Itoa(int(t.Port))) }
 
-// ParseTarget parses host:port, or a host without a port if assume is not 0: then assume is the port.
+// ParseTarget parses host:port. If assume is not 0, the port may be missing and assume is used instead.
 func ParseTarget(authority string, assume uint16) (Target, error) {
 	host, port := authority, ""
 	if i := strings.LastIndexByte(authority, ':'); i >= 0 && i > strings.LastIndexByte(authority, ']') {
@@ -155,7 +155,7 @@ func ParseTarget(authority string, assume uint16) (Target, error) {
 	}
 	n, err := parsePort(port)
 	if err != nil {
-		return Target{}, &HostError{Host: Printable(authority), Reason: err.Error()}
+		return Target{}, &HostError{Host: QuotePrefix(authority), Reason: err.Error()}
 	}
 	return Target{Host: h, Port: n}, nil
 }
@@ -168,5 +168,5 @@ func parsePort(s string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// Printable returns the first 100 bytes of an untrusted text, quoted.
-func Printable(s string) string { return truncate.Quote(s, 100) }
+// QuotePrefix returns the first 100 bytes of an untrusted text, quoted for messages.
+func QuotePrefix(s string) string { return truncate.Quote(s, 100) }

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// EntryForm is a sentence about the syntax of an allowlist entry, for error messages.
-const EntryForm = "an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com"
+// EntrySyntax is a sentence about the syntax of an allowlist entry, for error messages.
+const EntrySyntax = "an entry is host, host:port or *.host, optionally after methods and a space: GET,HEAD api.example.com"
 
 // Limits of an entry's methods.
 const (
-	maxMethods = 16
-	maxMethod  = 32 // characters
+	maxMethods      = 16
+	maxMethodLength = 32 // characters
 )
 
 // Rule is the parsed form of an allowlist entry.
@@ -30,13 +30,13 @@ type Rule struct {
 
 // ParseRule parses an allowlist entry: host, host:port, *.host or *.host:port, where host may be a public address.
 // Methods may precede the host: in upper case, separated by commas, with one space after the last. An entry
-// provider:NAME allows model providers a feature.
+// provider:FEATURE allows agents a feature of model providers.
 func ParseRule(entry string) (Rule, error) {
 	var r Rule
 	if entry == "" {
 		return r, errors.New("is empty")
 	}
-	if feature, ok, err := parseProvider(entry); ok {
+	if feature, ok, err := parseProviderEntry(entry); ok {
 		return Rule{Provider: feature}, err
 	}
 	if methods, rest, ok := strings.Cut(entry, " "); ok {
@@ -58,10 +58,10 @@ func parseMethods(s string) ([]string, error) {
 		switch {
 		case m == "":
 			return nil, errors.New("has an empty method; methods must be in upper case, separated by commas, with one space after the last")
-		case len(m) > maxMethod:
-			return nil, fmt.Errorf("method %s is longer than %d characters", Printable(m), maxMethod)
+		case len(m) > maxMethodLength:
+			return nil, fmt.Errorf("method %s is longer than %d characters", QuotePrefix(m), maxMethodLength)
 		case strings.Trim(m, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-") != "" || m[0] == '-':
-			return nil, fmt.Errorf("the text before the space must be methods: %s is not in upper case letters", Printable(m))
+			return nil, fmt.Errorf("the text before the space must be methods: %s is not in upper case letters", QuotePrefix(m))
 		case m == "CONNECT" || m == "TRACE":
 			return nil, fmt.Errorf("method %s is never allowed", m)
 		case slices.Contains(list[:i], m):
@@ -72,7 +72,7 @@ func parseMethods(s string) ([]string, error) {
 	return list, nil
 }
 
-// parseTarget parses the part of an entry after the methods.
+// parseTarget parses the host and port of an entry, which follow the methods.
 func (r *Rule) parseTarget(s string) error {
 	if strings.Contains(s, "/") {
 		return errors.New("must be a host, not a URL or a network")
@@ -106,7 +106,7 @@ func (r *Rule) parseTarget(s string) error {
 	return nil
 }
 
-// String returns the entry in canonical form: with sorted methods and a canonical host.
+// String returns the allowlist entry in canonical form: with sorted methods and a canonical host.
 func (r Rule) String() string {
 	if r.Provider != "" {
 		return ProviderEntry(r.Provider)
@@ -127,53 +127,53 @@ func (r Rule) String() string {
 	return s
 }
 
-// ports returns the ports that the rule allows.
-func (r Rule) ports() []uint16 {
+// allowedPorts returns the ports that the rule allows.
+func (r Rule) allowedPorts() []uint16 {
 	if r.Port != 0 {
 		return []uint16{r.Port}
 	}
 	return defaultPorts[:]
 }
 
-// Layer is a list of allowlist entries that come from one source, such as an agent or an environment.
-type Layer struct {
+// SourceEntries is a list of allowlist entries that come from one source, such as an agent or an environment.
+type SourceEntries struct {
 	From    string
 	Entries []string
 }
 
-// SourcedEntry is an entry in canonical form, and the source of the first layer that has it.
+// SourcedEntry is an allowlist entry in canonical form, with the name of the first source that has it.
 type SourcedEntry struct {
 	Entry string
 	From  string
 }
 
-// LayerError is returned for allowlist entries of a layer that cannot be combined with those of the others.
-type LayerError struct {
+// SourceError is returned for allowlist entries of a source that do not parse or exceed the limit.
+type SourceError struct {
 	From string // the source of the invalid layer
 	Err  error
 }
 
-func (e *LayerError) Error() string { return fmt.Sprintf("egress of %s: %v", e.From, e.Err) }
+func (e *SourceError) Error() string { return fmt.Sprintf("egress of %s: %v", e.From, e.Err) }
 
-func (e *LayerError) Unwrap() error { return e.Err }
+func (e *SourceError) Unwrap() error { return e.Err }
 
-// Union returns the entries of all layers, in their order, without duplicates. The error is a *LayerError, for more than
-// limit entries or for an entry that does not parse.
-func Union(limit int, layers ...Layer) ([]SourcedEntry, error) {
+// MergeEntries returns the allowlist entries of all sources, in their order, without duplicates. The error is a
+// *SourceError, for more than limit entries or for an entry that does not parse.
+func MergeEntries(limit int, layers ...SourceEntries) ([]SourcedEntry, error) {
 	var out []SourcedEntry
 	seen := map[string]bool{}
 	for _, l := range layers {
 		for i, entry := range l.Entries {
 			r, err := ParseRule(entry)
 			if err != nil {
-				return nil, &LayerError{l.From, entryError(i, entry, err)}
+				return nil, &SourceError{l.From, entryError(i, entry, err)}
 			}
 			if s := r.String(); !seen[s] {
 				seen[s] = true
 				out = append(out, SourcedEntry{Entry: s, From: l.From})
 			}
 			if len(out) > limit {
-				return nil, &LayerError{l.From, fmt.Errorf("has more than %d entries together with the layers before", limit)}
+				return nil, &SourceError{l.From, fmt.Errorf("has more than %d entries together with the layers before", limit)}
 			}
 		}
 	}

@@ -118,8 +118,8 @@ func TestAccess_CombinesEntriesByMethod(t *testing.T) {
 				t.Fatal(err)
 			}
 			got := list.Access(target(t, c.target))
-			if got.All() != c.all || strings.Join(got.Methods(), " ") != c.methods || got.Named() != (c.all || c.methods != "") || list.Selective() != c.selective {
-				t.Errorf("%+v, selective %v", got, list.Selective())
+			if got.AllowsAll() != c.all || strings.Join(got.Methods(), " ") != c.methods || got.AllowsAny() != (c.all || c.methods != "") || list.RestrictsMethods() != c.selective {
+				t.Errorf("%+v, selective %v", got, list.RestrictsMethods())
 			}
 			for _, m := range []string{"GET", "POST", "get", "", "GET "} {
 				if want := c.all || m != "" && strings.Contains(" "+c.methods+" ", " "+m+" "); got.Allows(m) != want {
@@ -134,21 +134,21 @@ func TestAccess_CombinesEntriesByMethod(t *testing.T) {
 // spelling.
 func TestUnion_KeepsTheFirstLayerOfAnEntry(t *testing.T) {
 	t.Parallel()
-	got, err := egress.Union(4,
-		egress.Layer{From: "session", Entries: []string{"B.example.com.", "HEAD,GET a.example.com:443"}},
-		egress.Layer{From: "ci@1", Entries: []string{"GET,HEAD A.example.com:443", "c.example.com"}},
-		egress.Layer{From: "none"},
-		egress.Layer{From: "ci@2", Entries: []string{"b.example.com", "a.example.com:443"}},
+	got, err := egress.MergeEntries(4,
+		egress.SourceEntries{From: "session", Entries: []string{"B.example.com.", "HEAD,GET a.example.com:443"}},
+		egress.SourceEntries{From: "ci@1", Entries: []string{"GET,HEAD A.example.com:443", "c.example.com"}},
+		egress.SourceEntries{From: "none"},
+		egress.SourceEntries{From: "ci@2", Entries: []string{"b.example.com", "a.example.com:443"}},
 	)
 	if want := "[{b.example.com session} {GET,HEAD a.example.com:443 session} {c.example.com ci@1} {a.example.com:443 ci@2}]"; err != nil || fmt.Sprint(got) != want {
 		t.Errorf("%v, %v", got, err)
 	}
-	var wrong *egress.LayerError
-	_, err = egress.Union(2, egress.Layer{From: "a", Entries: []string{"a.com", "b.com"}}, egress.Layer{From: "b", Entries: []string{"a.com", "c.com"}})
+	var wrong *egress.SourceError
+	_, err = egress.MergeEntries(2, egress.SourceEntries{From: "a", Entries: []string{"a.com", "b.com"}}, egress.SourceEntries{From: "b", Entries: []string{"a.com", "c.com"}})
 	if !errors.As(err, &wrong) || wrong.From != "b" || !strings.Contains(err.Error(), "more than 2") {
 		t.Errorf("too many: %v", err)
 	}
-	_, err = egress.Union(2, egress.Layer{From: "a", Entries: []string{"a.com", "get b.com"}})
+	_, err = egress.MergeEntries(2, egress.SourceEntries{From: "a", Entries: []string{"a.com", "get b.com"}})
 	if !errors.As(err, &wrong) || wrong.From != "a" || !strings.Contains(err.Error(), `allow[1]: "get b.com"`) {
 		t.Errorf("invalid entry: %v", err)
 	}
@@ -183,7 +183,7 @@ func FuzzParseRule(f *testing.F) {
 		if r.Below {
 			at.Host.Name = "x." + at.Host.Name
 		}
-		if a := list.Access(at); !a.Named() || a.Allows("SPOOL") != (len(r.Methods) == 0 || slices.Contains(r.Methods, "SPOOL")) || a.Allows("TRACE") != (len(r.Methods) == 0) {
+		if a := list.Access(at); !a.AllowsAny() || a.Allows("SPOOL") != (len(r.Methods) == 0 || slices.Contains(r.Methods, "SPOOL")) || a.Allows("TRACE") != (len(r.Methods) == 0) {
 			t.Fatalf("%q allows %+v of %s", s, a, at)
 		}
 	})

@@ -13,16 +13,16 @@ import (
 	"unicode/utf8"
 )
 
-// MaxPath is the length of the longest valid path in bytes.
-const MaxPath = 4096
+// MaxPathLength is the length of the longest valid host path in bytes.
+const MaxPathLength = 4096
 
-// None, as the only entry of a setting, disables host paths where they are enabled by default.
-const None = "none"
+// NoRoots, as the only entry of the setting of allowed folders, disables host paths where they are enabled by default.
+const NoRoots = "none"
 
-// ErrOff is returned for every path when no roots are set.
-var ErrOff = errors.New("this server does not allow folders of its machine: work on a copy (spool run --copy), or ask the operator to set SPOOL_HOST_PATHS")
+// ErrNotEnabled is returned for every host path if the server allows none.
+var ErrNotEnabled = errors.New("this server does not allow folders of its machine: work on a copy (spool run --copy), or ask the operator to set SPOOL_HOST_PATHS")
 
-// Policy decides which folders sessions may work in. The zero value allows none.
+// Policy decides in which folders of the server's machine sessions may work. The zero value allows none.
 type Policy struct {
 	// Roots are absolute paths. These folders and all folders below them are allowed; "/" allows all.
 	Roots []string
@@ -31,16 +31,16 @@ type Policy struct {
 	Private []string
 }
 
-// ParseRoots checks the roots of a setting. It returns nil for an empty list and for None. Errors begin with the name
-// of the setting.
+// ParseRoots checks the list of folders in which sessions may work. It returns nil for an empty list and for NoRoots.
+// Errors begin with the name of the setting.
 func ParseRoots(setting string, roots []string) ([]string, error) {
 	var out []string
 	for _, r := range roots {
 		switch {
 		case r == "":
-		case r == None && len(roots) == 1:
-		case !filepath.IsAbs(r) || checkText(r) != nil:
-			return nil, fmt.Errorf("%s: %.100q is not an absolute path: name the folders in which sessions may work, / for all, or %s alone", setting, r, None)
+		case r == NoRoots && len(roots) == 1:
+		case !filepath.IsAbs(r) || checkCharacters(r) != nil:
+			return nil, fmt.Errorf("%s: %.100q is not an absolute path: name the folders in which sessions may work, / for all, or %s alone", setting, r, NoRoots)
 		default:
 			out = append(out, filepath.Clean(r))
 		}
@@ -51,10 +51,10 @@ func ParseRoots(setting string, roots []string) ([]string, error) {
 // CheckSyntax returns an error if path is not a valid host path. It does not access the file system.
 func CheckSyntax(path string) error {
 	switch {
-	case len(path) > MaxPath:
-		return fmt.Errorf("has %d bytes; the limit is %d", len(path), MaxPath)
-	case checkText(path) != nil:
-		return checkText(path)
+	case len(path) > MaxPathLength:
+		return fmt.Errorf("has %d bytes; the limit is %d", len(path), MaxPathLength)
+	case checkCharacters(path) != nil:
+		return checkCharacters(path)
 	case !filepath.IsAbs(path):
 		return fmt.Errorf("%.100q is not an absolute path", path)
 	case filepath.Clean(path) != path:
@@ -63,7 +63,7 @@ func CheckSyntax(path string) error {
 	return nil
 }
 
-func checkText(path string) error {
+func checkCharacters(path string) error {
 	if !utf8.ValidString(path) {
 		return errors.New("is not valid UTF-8")
 	}
@@ -73,56 +73,58 @@ func checkText(path string) error {
 	return nil
 }
 
-// Resolve checks a folder against the policy and returns its path without symbolic links. It returns ErrOff if no
-// roots are set.
-func (p Policy) Resolve(path string) (string, error) {
+// CheckAndResolve checks that sessions may work in a folder, and returns its path without symbolic links. It returns
+// ErrNotEnabled if the policy has no roots.
+func (p Policy) CheckAndResolve(path string) (string, error) {
 	if len(p.Roots) == 0 {
-		return "", ErrOff
+		return "", ErrNotEnabled
 	}
 	if err := CheckSyntax(path); err != nil {
 		return "", err
 	}
 	real, err := filepath.EvalSymlinks(path)
 	if err != nil {
-		return "", reasonError(path, err)
+		return "", unusableFolderError(path, err)
 	}
 	if err := CheckSyntax(real); err != nil { // a link may lead to an invalid path
 		return "", fmt.Errorf("%s leads elsewhere: %w", path, err)
 	}
 	info, err := os.Stat(real)
 	if err != nil {
-		return "", reasonError(path, err)
+		return "", unusableFolderError(path, err)
 	}
 	if !info.IsDir() {
 		return "", fmt.Errorf("%s is not a folder", path)
 	}
-	if err := p.checkPrivate(real); err != nil {
+	if err := p.refusePrivate(real); err != nil {
 		return "", err
 	}
 	f, err := os.Open(real)
 	if err == nil {
 		_, err = f.Readdirnames(1)
-		err = errors.Join(ignoreEnd(err), f.Close())
+		err = errors.Join(ignoreEOF(err), f.Close())
 	}
 	if err == nil {
 		err = checkAccess(real)
 	}
 	if err != nil {
-		return "", reasonError(path, err)
+		return "", unusableFolderError(path, err)
 	}
 	return real, nil
 }
 
-func (p Policy) checkPrivate(real string) error {
+// refusePrivate returns an error if the folder real is, contains or is inside of a private folder of Spool, or is in
+// none of the roots.
+func (p Policy) refusePrivate(real string) error {
 	for _, own := range p.Private {
 		own = resolveLinks(own)
 		relation := ""
 		switch {
 		case own == real:
 			relation = "is"
-		case within(own, real):
+		case isWithin(own, real):
 			relation = "is in"
-		case within(real, own):
+		case isWithin(real, own):
 			relation = "holds"
 		default:
 			continue
@@ -130,7 +132,7 @@ func (p Policy) checkPrivate(real string) error {
 		return fmt.Errorf("%s %s the folder in which Spool keeps its data (%s), so that each event that Spool writes would be a change of the session's files: choose another folder, or work on a copy (spool run --copy)", real, relation, own)
 	}
 	for _, root := range p.Roots {
-		if within(resolveLinks(root), real) {
+		if isWithin(resolveLinks(root), real) {
 			return nil
 		}
 	}
@@ -148,14 +150,14 @@ func resolveLinks(path string) string {
 	return path
 }
 
-// within reports whether path is dir or is below it. Both must be absolute and clean.
-func within(dir, path string) bool {
+// isWithin reports whether path is dir or is below it. Both must be absolute and clean.
+func isWithin(dir, path string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && filepath.IsLocal(rel)
 }
 
-// reasonError returns an error with the reason why the folder cannot be used, on one line.
-func reasonError(path string, err error) error {
+// unusableFolderError returns an error, on one line, with the reason why a folder cannot be used.
+func unusableFolderError(path string, err error) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("there is no folder %s on the server's machine: %w", path, fs.ErrNotExist)

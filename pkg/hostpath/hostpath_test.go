@@ -40,7 +40,7 @@ func TestResolve_RefusesForbiddenFolders(t *testing.T) {
 	}
 	p := hostpath.Policy{Roots: []string{root}, Private: []string{filepath.Join(root, "data")}}
 	for path, want := range map[string]string{good: good, in: good} {
-		if got, err := p.Resolve(path); err != nil || got != want {
+		if got, err := p.CheckAndResolve(path); err != nil || got != want {
 			t.Errorf("%s: %q, %v", path, got, err)
 		}
 	}
@@ -50,14 +50,14 @@ func TestResolve_RefusesForbiddenFolders(t *testing.T) {
 		file: "is not a folder", fifo: "is not a folder", out: "in none of the folders", outside: "in none of the folders", root + "-other": "there is no folder",
 		root: "keeps its data", data: "keeps its data", filepath.Dir(data): "keeps its data", "/": "keeps its data",
 	} {
-		if got, err := p.Resolve(path); err == nil || !strings.Contains(err.Error(), want) {
+		if got, err := p.CheckAndResolve(path); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %q, %v; want an error with %q", path, got, err, want)
 		}
 	}
-	if _, err := (hostpath.Policy{}).Resolve(good); !errors.Is(err, hostpath.ErrOff) {
+	if _, err := (hostpath.Policy{}).CheckAndResolve(good); !errors.Is(err, hostpath.ErrNotEnabled) {
 		t.Errorf("without roots: %v", err)
 	}
-	if got, err := (hostpath.Policy{Roots: []string{"/"}}).Resolve(outside); err != nil || got != outside {
+	if got, err := (hostpath.Policy{Roots: []string{"/"}}).CheckAndResolve(outside); err != nil || got != outside {
 		t.Errorf("with root /: %q, %v", got, err)
 	}
 }
@@ -67,14 +67,14 @@ const resolveVar = "HOSTPATH_TEST_RESOLVE"
 
 func TestMain(m *testing.M) {
 	if path := os.Getenv(resolveVar); path != "" {
-		_, err := hostpath.Policy{Roots: []string{"/"}}.Resolve(path)
+		_, err := hostpath.Policy{Roots: []string{"/"}}.CheckAndResolve(path)
 		fmt.Println(err)
 		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
 
-// TestResolve_RefusesWhatTheProcessMayNotUse runs Resolve as a user without the rights of root.
+// TestResolve_RefusesWhatTheProcessMayNotUse runs CheckAndResolve as a user without the rights of root.
 func TestResolve_RefusesWhatTheProcessMayNotUse(t *testing.T) {
 	t.Parallel()
 	const nobody = 65534
@@ -137,13 +137,13 @@ func TestIdentity_DiffersBetweenFolders(t *testing.T) {
 	if err := os.Symlink(a, link); err != nil {
 		t.Fatal(err)
 	}
-	one, err1 := hostpath.Identity(a)
-	same, err2 := hostpath.Identity(link)
-	other, err3 := hostpath.Identity(b)
+	one, err1 := hostpath.FolderIdentity(a)
+	same, err2 := hostpath.FolderIdentity(link)
+	other, err3 := hostpath.FolderIdentity(b)
 	if errors.Join(err1, err2, err3) != nil || one != same || one == other || len(one) != 32 {
 		t.Errorf("%q %q %q %v", one, same, other, errors.Join(err1, err2, err3))
 	}
-	if _, err := hostpath.Identity(filepath.Join(a, "none")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := hostpath.FolderIdentity(filepath.Join(a, "none")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("folder that does not exist: %v", err)
 	}
 }

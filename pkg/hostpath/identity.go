@@ -10,25 +10,25 @@ import (
 	"strings"
 )
 
-// Identity returns a value that identifies a folder on this machine for this user. Two processes that compute the
+// FolderIdentity returns a value that identifies a folder on this machine for this user. Two processes that compute the
 // same value see the same folder with the same rights. A process on another machine, in another container or of
 // another user computes a different value.
-func Identity(path string) (string, error) {
+func FolderIdentity(path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", reasonError(path, err)
+		return "", unusableFolderError(path, err)
 	}
 	id, err := fileID(info)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", path, err)
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", machine(), id, os.Geteuid()))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%s\x00%s\x00%d", machineID(), id, os.Geteuid()))
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// machine returns an id of this machine that lasts until the next boot, or the host name if the system has no such
+// machineID returns an id of this machine that lasts until the next boot, or the host name if the system has no such
 // id.
-func machine() string {
+func machineID() string {
 	if raw, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil {
 		return strings.TrimSpace(string(raw))
 	}
@@ -38,8 +38,8 @@ func machine() string {
 	return ""
 }
 
-// ignoreEnd returns nil for io.EOF, which an empty folder yields, and otherwise err.
-func ignoreEnd(err error) error {
+// ignoreEOF returns nil for io.EOF, which reading an empty folder returns, and otherwise err.
+func ignoreEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
 	}

@@ -13,17 +13,17 @@ import (
 	"unicode/utf8"
 )
 
-// Rules decide whether a path is ignored: the last rule that matches wins.
-type Rules []rule
+// Rules are the rules of an ignore file. The last rule that matches a path decides whether the path is ignored.
+type Rules []ignoreRule
 
-// rule is the parsed form of a line in an ignore file.
-type rule struct {
+// ignoreRule is the parsed form of a line in an ignore file.
+type ignoreRule struct {
 	keep    bool     // "!": un-ignores what an earlier rule ignores
 	folder  bool     // "/" at the end: matches only folders
 	pattern []string // path elements; "**" matches any number of them
 }
 
-// Parse parses the syntax of gitignore(5). It skips lines that are invalid and returns an error that names them.
+// Parse parses ignore rules in the syntax of gitignore(5). It skips invalid lines and returns an error that names them.
 func Parse(text []byte) (Rules, error) {
 	var out Rules
 	var errs []error
@@ -39,16 +39,16 @@ func Parse(text []byte) (Rules, error) {
 	return out, errors.Join(append(errs, lines.Err())...)
 }
 
-func parseRule(line string) (r rule, ok bool, err error) {
+func parseRule(line string) (r ignoreRule, ok bool, err error) {
 	line = strings.TrimSuffix(line, "\r")
 	for strings.HasSuffix(line, " ") && !strings.HasSuffix(line, `\ `) {
 		line = line[:len(line)-1]
 	}
 	if line == "" || line[0] == '#' {
-		return rule{}, false, nil
+		return ignoreRule{}, false, nil
 	}
 	if !utf8.ValidString(line) {
-		return rule{}, false, errors.New("is not UTF-8")
+		return ignoreRule{}, false, errors.New("is not UTF-8")
 	}
 	if line[0] == '!' {
 		r.keep, line = true, line[1:]
@@ -60,14 +60,14 @@ func parseRule(line string) (r rule, ok bool, err error) {
 	anchored := strings.Contains(line, "/")
 	line = strings.TrimPrefix(line, "/")
 	if line == "" {
-		return rule{}, false, nil
+		return ignoreRule{}, false, nil
 	}
 	r.pattern = strings.Split(line, "/")
 	for i, element := range r.pattern {
 		element = strings.ReplaceAll(element, "[!", "[^")
 		if element != "**" {
 			if _, err := path.Match(element, ""); err != nil {
-				return rule{}, false, fmt.Errorf("pattern %q: %w", line, err)
+				return ignoreRule{}, false, fmt.Errorf("pattern %q: %w", line, err)
 			}
 		}
 		r.pattern[i] = element
@@ -78,33 +78,33 @@ func parseRule(line string) (r rule, ok bool, err error) {
 	return r, true, nil
 }
 
-// Ignores reports whether a path is ignored. The path is relative to the root, with slashes. Callers must not ask for
-// paths below an ignored folder: those are ignored too.
+// Ignores reports whether the rules ignore a path. The path is relative to the root, with slashes. Callers must not
+// pass paths below an ignored folder: they are ignored too.
 func (rs Rules) Ignores(rel string, folder bool) bool {
-	ignored, _ := rs.decide(rel, folder)
+	ignored, _ := rs.matchLast(rel, folder)
 	return ignored
 }
 
-// decide also reports whether any rule matches the path.
-func (rs Rules) decide(rel string, folder bool) (ignored, decided bool) {
+// matchLast reports whether the last rule that matches the path ignores it, and whether any rule matches.
+func (rs Rules) matchLast(rel string, folder bool) (ignored, decided bool) {
 	elements := strings.Split(rel, "/")
 	for _, r := range slices.Backward(rs) {
-		if (folder || !r.folder) && matches(r.pattern, elements) {
+		if (folder || !r.folder) && matchElements(r.pattern, elements) {
 			return !r.keep, true
 		}
 	}
 	return false, false
 }
 
-// matches reports whether the pattern matches the path, element by element.
-func matches(pattern, elements []string) bool {
+// matchElements reports whether an ignore pattern matches a path, element by element.
+func matchElements(pattern, elements []string) bool {
 	for len(pattern) > 0 {
 		if pattern[0] == "**" {
 			if len(pattern) == 1 {
 				return len(elements) > 0 // at the end: matches everything inside
 			}
 			for i := range elements {
-				if matches(pattern[1:], elements[i:]) {
+				if matchElements(pattern[1:], elements[i:]) {
 					return true
 				}
 			}

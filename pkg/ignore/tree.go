@@ -11,72 +11,72 @@ import (
 
 // Names of the files that contain rules.
 const (
-	// SpoolFile is read from the root only. Its rules override all others.
-	SpoolFile = ".spoolignore"
-	// GitFile is read from any folder. Its rules apply to that folder and below, and override those of the folders
-	// above.
-	GitFile = ".gitignore"
+	// SpoolIgnoreFile is the name of the ignore file in the root of a workspace. Its rules override all others.
+	SpoolIgnoreFile = ".spoolignore"
+	// GitIgnoreFile is the name of the ignore file in any folder. Its rules apply to that folder and below, and override
+	// those of the folders above.
+	GitIgnoreFile = ".gitignore"
 )
 
-// Defaults are the rules that apply unless a file overrides them.
-const Defaults = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
+// DefaultRules are the ignore rules that apply unless a file overrides them.
+const DefaultRules = ".git\nnode_modules\n__pycache__\n.venv\n*.swp\n.spool-put-*\n"
 
-// MaxFile is the largest size of a rules file, in bytes.
-const MaxFile = 64 << 10
+// MaxRulesFileSize is the largest size of an ignore file, in bytes.
+const MaxRulesFileSize = 64 << 10
 
-// Tree holds the rules of a folder and of its parents up to the root. It is immutable; the zero value ignores
+// Tree holds the ignore rules of a folder and of its parents up to the root. It is immutable; the zero value ignores
 // nothing.
 type Tree struct {
-	first  Rules // rules of SpoolFile
-	levels []level
+	first  Rules // rules of SpoolIgnoreFile
+	levels []folderRules
 }
 
-// level holds the ignore rules of one folder of a Tree.
-type level struct {
+// folderRules holds the ignore rules of one folder of a Tree.
+type folderRules struct {
 	dir   string // relative to the root; "" is the root
 	rules Rules
 }
 
-// ReadTree reads the rules of a root: Defaults, GitFile and SpoolFile.
+// ReadTree reads the ignore rules of a root folder: DefaultRules, GitIgnoreFile and SpoolIgnoreFile.
 func ReadTree(root fs.FS) (Tree, error) {
-	own, err := readRules(root, SpoolFile, SpoolFile)
+	own, err := readRules(root, SpoolIgnoreFile, SpoolIgnoreFile)
 	if err != nil {
 		return Tree{}, err
 	}
-	base, err := Parse([]byte(Defaults))
+	base, err := Parse([]byte(DefaultRules))
 	if err != nil {
 		return Tree{}, fmt.Errorf("the default rules: %w", err)
 	}
-	return Tree{first: own, levels: []level{{rules: base}}}.Enter(root, "")
+	return Tree{first: own, levels: []folderRules{{rules: base}}}.EnterFolder(root, "")
 }
 
-// Enter returns a Tree that also has the rules of a folder's GitFile. fsys is the folder, dir its path relative to
-// the root ("" for the root).
-func (t Tree) Enter(fsys fs.FS, dir string) (Tree, error) {
-	rules, err := readRules(fsys, GitFile, path.Join(dir, GitFile))
+// EnterFolder returns a Tree that also has the rules of the ignore file in a subfolder. fsys is the subfolder, dir its
+// path relative to the root ("" for the root).
+func (t Tree) EnterFolder(fsys fs.FS, dir string) (Tree, error) {
+	rules, err := readRules(fsys, GitIgnoreFile, path.Join(dir, GitIgnoreFile))
 	if err != nil || len(rules) == 0 {
 		return t, err
 	}
-	t.levels = append(t.levels[:len(t.levels):len(t.levels)], level{dir, rules})
+	t.levels = append(t.levels[:len(t.levels):len(t.levels)], folderRules{dir, rules})
 	return t, nil
 }
 
-// Ignores reports whether a path, relative to the root, is ignored. The path must lie in the folder that was entered
-// last.
+// Ignores reports whether the rules ignore a path, which is relative to the root. The path must lie in the folder that
+// was entered last.
 func (t Tree) Ignores(rel string, folder bool) bool {
-	if ignored, decided := t.first.decide(rel, folder); decided {
+	if ignored, decided := t.first.matchLast(rel, folder); decided {
 		return ignored
 	}
 	for i := len(t.levels) - 1; i >= 0; i-- {
 		l := t.levels[i]
-		if ignored, decided := l.rules.decide(strings.TrimPrefix(strings.TrimPrefix(rel, l.dir), "/"), folder); decided {
+		if ignored, decided := l.rules.matchLast(strings.TrimPrefix(strings.TrimPrefix(rel, l.dir), "/"), folder); decided {
 			return ignored
 		}
 	}
 	return false
 }
 
-// readRules reads a rules file. It returns no rules if the file does not exist. shown is the file's path in errors.
+// readRules reads an ignore file. It returns no rules if the file does not exist. shown is the file's path in errors.
 func readRules(fsys fs.FS, name, shown string) (Rules, error) {
 	info, err := fs.Stat(fsys, name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -95,12 +95,12 @@ func readRules(fsys fs.FS, name, shown string) (Rules, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", shown, err)
 	}
-	text, err := io.ReadAll(io.LimitReader(f, MaxFile+1))
+	text, err := io.ReadAll(io.LimitReader(f, MaxRulesFileSize+1))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, fmt.Errorf("%s: %w", shown, err)
 	}
-	if len(text) > MaxFile {
-		return nil, fmt.Errorf("%s has more than %d bytes", shown, MaxFile)
+	if len(text) > MaxRulesFileSize {
+		return nil, fmt.Errorf("%s has more than %d bytes", shown, MaxRulesFileSize)
 	}
 	// Like git, skip lines that are invalid.
 	rules, _ := Parse(text)

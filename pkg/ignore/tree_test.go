@@ -30,7 +30,7 @@ func TestTree_DeeperRulesOverrideAndSpoolignoreOverridesAll(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if tree, err = tree.Enter(sub, path); err != nil {
+			if tree, err = tree.EnterFolder(sub, path); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -58,7 +58,7 @@ func TestTree_DeeperRulesOverrideAndSpoolignoreOverridesAll(t *testing.T) {
 func TestReadTree_NamesTheFileThatItCannotRead(t *testing.T) {
 	t.Parallel()
 	for name, root := range map[string]fstest.MapFS{
-		".spoolignore": {".spoolignore": {Data: make([]byte, ignore.MaxFile+1)}},
+		".spoolignore": {".spoolignore": {Data: make([]byte, ignore.MaxRulesFileSize+1)}},
 		".gitignore":   {".gitignore": {Mode: fs.ModeNamedPipe}},
 	} {
 		if _, err := ignore.ReadTree(root); err == nil || !strings.Contains(err.Error(), name) {

@@ -26,11 +26,11 @@ type ImageSettings struct {
 // Policy is a list of images that may be run. The zero value allows none. It is safe for concurrent use.
 type Policy struct {
 	all     bool
-	entries []entry
+	entries []imagePattern
 }
 
-// entry allows one image name, or all names below a prefix.
-type entry struct {
+// imagePattern is a parsed pattern of the policy, which allows one image name, or all names below a prefix.
+type imagePattern struct {
 	prefix string // "docker.io/acme/", for all names below it; "" for one name
 	name   string // "docker.io/acme/tools"
 	tag    string // "" for every tag
@@ -67,7 +67,7 @@ func Parse(setting string, patterns []string) (Policy, error) {
 		if err != nil {
 			return Policy{}, fmt.Errorf("%s: %.200q is not an image: write name:tag, name@sha256:…, name, registry/folder/* or *", setting, pattern)
 		}
-		e := entry{name: named.Name()}
+		e := imagePattern{name: named.Name()}
 		if below {
 			e.prefix = strings.TrimSuffix(named.Name(), some)
 		}
@@ -82,8 +82,8 @@ func Parse(setting string, patterns []string) (Policy, error) {
 	return p, nil
 }
 
-// engineID matches text that a Docker engine may take for the beginning of an image ID.
-var engineID = regexp.MustCompile(`^[0-9a-f]{4,64}$`)
+// imageIDPrefix matches text that a Docker engine may take for the beginning of an image ID.
+var imageIDPrefix = regexp.MustCompile(`^[0-9a-f]{4,64}$`)
 
 // Check returns nil if the policy allows the image, and ErrNotAllowed otherwise.
 func (p Policy) Check(image string) error {
@@ -92,7 +92,7 @@ func (p Policy) Check(image string) error {
 	}
 	named, err := reference.ParseNormalizedNamed(image)
 	// "sha256:…" and hexadecimal digits select an image of the engine by its ID, regardless of its origin.
-	if err != nil || engineID.MatchString(image) || strings.HasPrefix(image, "sha256:") {
+	if err != nil || imageIDPrefix.MatchString(image) || strings.HasPrefix(image, "sha256:") {
 		return ErrNotAllowed
 	}
 	tag, digest := "latest", ""
@@ -110,9 +110,9 @@ func (p Policy) Check(image string) error {
 	return ErrNotAllowed
 }
 
-// allows reports whether the entry allows a normalized image; an empty digest means that the image has none. A Docker
+// allows reports whether the pattern allows a normalized image; an empty digest means that the image has none. A Docker
 // engine ignores the tag of an image that also has a digest.
-func (e entry) allows(name, tag, digest string) bool {
+func (e imagePattern) allows(name, tag, digest string) bool {
 	switch {
 	case e.prefix != "":
 		return strings.HasPrefix(name, e.prefix)

@@ -13,27 +13,27 @@ import (
 	"github.com/spoolhq/spool/pkg/retry"
 )
 
-// retryPause is the pause before a bucket is watched again after a failure.
-const retryPause = time.Second
+// retryInterval is the pause before a bucket is watched again after a failure.
+const retryInterval = time.Second
 
-// Run passes every entry of a bucket to a function, and then every change, until ctx ends, which is not an error. It
-// passes nil once the present entries are complete. When the watch ends early, for example because the bucket does not
-// exist yet, Run logs why and begins again with a new function from begin. Functions are called one at a time.
-func Run(ctx context.Context, js jetstream.JetStream, bucket string, logger *slog.Logger, begin func() func(jetstream.KeyValueEntry)) error {
+// WatchBucket watches a NATS key-value bucket until ctx ends, which is not an error. It passes every entry of the bucket to the
+// function that begin returned, then nil, and then every change. When the watch ends early, for example because the
+// bucket does not exist yet, WatchBucket logs the reason and starts again with a new function from begin. Calls are sequential.
+func WatchBucket(ctx context.Context, js jetstream.JetStream, bucket string, logger *slog.Logger, begin func() func(jetstream.KeyValueEntry)) error {
 	for {
-		err := follow(ctx, js, bucket, begin())
+		err := watchOnce(ctx, js, bucket, begin())
 		if ctx.Err() != nil {
 			return nil
 		}
 		logger.Warn("watch a bucket: trying again", "bucket", bucket, "error", err)
-		if retry.Pause(ctx, retryPause) != nil {
+		if retry.Pause(ctx, retryInterval) != nil {
 			return nil
 		}
 	}
 }
 
-// follow watches the bucket until ctx ends, or returns why the watch ended.
-func follow(ctx context.Context, js jetstream.JetStream, bucket string, see func(jetstream.KeyValueEntry)) (err error) {
+// watchOnce watches the bucket and passes its entries to see, until ctx ends or the watch fails.
+func watchOnce(ctx context.Context, js jetstream.JetStream, bucket string, see func(jetstream.KeyValueEntry)) (err error) {
 	kv, err := js.KeyValue(ctx, bucket)
 	if err != nil {
 		return fmt.Errorf("open bucket %s: %w", bucket, err)

@@ -19,26 +19,27 @@ import (
 )
 
 const (
-	bucketStream  = "KV_" + topology.BucketLeases
-	subjectPrefix = "$KV." + topology.BucketLeases + "."
-	// operationHeader is set on a message that deletes a key.
+	leasesStream       = "KV_" + topology.BucketLeases
+	leaseSubjectPrefix = "$KV." + topology.BucketLeases + "."
+	// operationHeader is the header that JetStream sets on a message that deletes a key of a bucket.
 	operationHeader = "KV-Operation"
 )
 
-// EngineSettings is the setting after which time without a live executor an engine counts as gone. The session service
-// and executors embed it in their Config.
-type EngineSettings struct {
+// EngineTimeoutSettings is the setting of the time after which an engine without a live executor counts as gone. The
+// session service and executors embed it in their Config.
+type EngineTimeoutSettings struct {
 	EngineGone time.Duration `default:"30s" env:"SPOOL_ENGINE_GONE" help:"How long an engine may have no live executor before the session service offers the jobs of its sessions to executors of other engines of its provider, which then take the sessions over. Executions also wait this long for an engine, or an egress proxy, that does not answer."`
 }
 
-// Find returns the lease of an executor, and reports whether it has one. The leader of the bucket answers: a replica
-// that lags may not have a lease yet, or may have let it expire, and an executor without a lease may be replaced.
-func Find(ctx context.Context, js jetstream.JetStream, executor string) (l topology.Lease, found bool, err error) {
+// FindLease returns the lease of an executor, and reports whether the executor has one. The leader of the bucket's
+// stream responds, because a replica that lags may not have a lease yet, or may have let it expire, and an executor
+// without a lease may be replaced.
+func FindLease(ctx context.Context, js jetstream.JetStream, executor string) (l topology.Lease, found bool, err error) {
 	leader, err := leaderAPI(js)
 	if err != nil {
 		return l, false, fmt.Errorf("lease of %s: %w", executor, err)
 	}
-	msg, err := leader.GetLastMsg(bucketStream, subjectPrefix+executor, nats.Context(ctx))
+	msg, err := leader.GetLastMsg(leasesStream, leaseSubjectPrefix+executor, nats.Context(ctx))
 	if errors.Is(err, nats.ErrMsgNotFound) {
 		return l, false, nil
 	}
@@ -54,8 +55,8 @@ func Find(ctx context.Context, js jetstream.JetStream, executor string) (l topol
 	return l, true, nil
 }
 
-// leaderAPI returns the API of nats.go whose get requests go to a stream's leader. Those of package jetstream may be
-// answered by any replica.
+// leaderAPI returns the JetStream API of nats.go whose get requests go to a stream's leader. Get requests of package
+// jetstream may be answered by any replica.
 func leaderAPI(js jetstream.JetStream) (nats.JetStreamContext, error) {
 	opts := []nats.JSOpt{}
 	if o := js.Options(); o.Domain != "" {
@@ -66,20 +67,20 @@ func leaderAPI(js jetstream.JetStream) (nats.JetStreamContext, error) {
 	return js.Conn().JetStream(opts...)
 }
 
-// All returns the leases of all executors. It lists the subjects of the bucket: a list of its keys is a watch, which
-// omits a key that is written while the watch begins.
-func All(ctx context.Context, js jetstream.JetStream) ([]topology.Lease, error) {
-	bucket, err := js.Stream(ctx, bucketStream)
+// ListLeases returns the leases of all executors. It lists the subjects of the bucket, because listing the keys uses a
+// watch, which omits a key that is written while the watch begins.
+func ListLeases(ctx context.Context, js jetstream.JetStream) ([]topology.Lease, error) {
+	bucket, err := js.Stream(ctx, leasesStream)
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
-	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(subjectPrefix+">"))
+	info, err := bucket.Info(ctx, jetstream.WithSubjectFilter(leaseSubjectPrefix+">"))
 	if err != nil {
 		return nil, fmt.Errorf("list the leases: %w", err)
 	}
 	var out []topology.Lease
 	for subject := range info.State.Subjects {
-		l, found, err := Find(ctx, js, strings.TrimPrefix(subject, subjectPrefix))
+		l, found, err := FindLease(ctx, js, strings.TrimPrefix(subject, leaseSubjectPrefix))
 		if err != nil {
 			return nil, err
 		}
@@ -90,34 +91,36 @@ func All(ctx context.Context, js jetstream.JetStream) ([]topology.Lease, error) 
 	return out, nil
 }
 
-// Watcher records when the leases of each engine were renewed. It is safe for concurrent use.
-type Watcher struct {
+// EngineWatcher records when an executor of each engine last renewed its lease. It is safe for concurrent use.
+type EngineWatcher struct {
 	js     jetstream.JetStream
 	now    func() time.Time
 	logger *slog.Logger
 
 	mu      sync.Mutex
-	since   time.Time            // start of the watch
-	renewed map[engine]time.Time // when a lease of the engine was last renewed
+	since   time.Time               // start of the watch
+	renewed map[engineKey]time.Time // when a lease of the engine was last renewed
 }
 
-type engine struct{ provider, name string }
+// engineKey identifies an engine.
+type engineKey struct{ provider, name string }
 
-// NewWatcher returns a Watcher, which records nothing before Run.
-func NewWatcher(js jetstream.JetStream, now func() time.Time, logger *slog.Logger) *Watcher {
-	return &Watcher{js: js, now: now, logger: logger, since: now(), renewed: map[engine]time.Time{}}
+// NewWatcher returns an EngineWatcher, which records nothing before Run.
+func NewWatcher(js jetstream.JetStream, now func() time.Time, logger *slog.Logger) *EngineWatcher {
+	return &EngineWatcher{js: js, now: now, logger: logger, since: now(), renewed: map[engineKey]time.Time{}}
 }
 
-// Run follows the leases until ctx ends, which is not an error. While NATS is not reachable, engines seem to be gone.
-func (w *Watcher) Run(ctx context.Context) error {
+// Run watches the leases until ctx ends, which is not an error. While NATS is not reachable, all engines seem to be
+// gone.
+func (w *EngineWatcher) Run(ctx context.Context) error {
 	w.mu.Lock()
 	w.since = w.now()
 	w.mu.Unlock()
-	return kvwatch.Run(ctx, w.js, topology.BucketLeases, w.logger, func() func(jetstream.KeyValueEntry) { return w.addRenewal })
+	return kvwatch.WatchBucket(ctx, w.js, topology.BucketLeases, w.logger, func() func(jetstream.KeyValueEntry) { return w.addRenewal })
 }
 
-// addRenewal records a renewal. Deletions are ignored: only the time of the last renewal counts.
-func (w *Watcher) addRenewal(entry jetstream.KeyValueEntry) {
+// addRenewal records the renewal of a lease. Deletions of leases are ignored: only the time of the last renewal counts.
+func (w *EngineWatcher) addRenewal(entry jetstream.KeyValueEntry) {
 	if entry == nil || entry.Operation() != jetstream.KeyValuePut {
 		return
 	}
@@ -128,21 +131,21 @@ func (w *Watcher) addRenewal(entry jetstream.KeyValueEntry) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.renewed[engine{l.Provider, l.Engine}] = w.now()
+	w.renewed[engineKey{l.Provider, l.Engine}] = w.now()
 }
 
-// Lives reports whether an executor has a lease now.
-func (w *Watcher) Lives(ctx context.Context, executor string) (bool, error) {
-	_, found, err := Find(ctx, w.js, executor)
+// HasLease reports whether an executor has a lease now, that is, whether the executor is alive.
+func (w *EngineWatcher) HasLease(ctx context.Context, executor string) (bool, error) {
+	_, found, err := FindLease(ctx, w.js, executor)
 	return found, err
 }
 
-// EngineGone returns the time for which no executor of an engine has renewed a lease. If none has a lease since Run
-// began, or before Run since NewWatcher, the time counts from then on.
-func (w *Watcher) EngineGone(provider, name string) time.Duration {
+// EngineGoneFor returns how long no executor of an engine has renewed a lease. If there was no renewal since Run began,
+// the time counts from the start of Run, and before Run from NewWatcher.
+func (w *EngineWatcher) EngineGoneFor(provider, name string) time.Duration {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	last, ok := w.renewed[engine{provider, name}]
+	last, ok := w.renewed[engineKey{provider, name}]
 	if !ok {
 		last = w.since
 	}

@@ -27,7 +27,7 @@ const patience = time.Minute
 type bed struct {
 	t  *testing.T
 	js jetstream.JetStream
-	// clock is the time of the Watcher in nanoseconds.
+	// clock is the time of the EngineWatcher in nanoseconds.
 	clock atomic.Int64
 }
 
@@ -63,8 +63,8 @@ func (b *bed) renew(l topology.Lease) {
 	must(b.t, err)
 }
 
-// watch runs a Watcher until the test ends.
-func (b *bed) watch(js jetstream.JetStream) *lease.Watcher {
+// watch runs an EngineWatcher until the test ends.
+func (b *bed) watch(js jetstream.JetStream) *lease.EngineWatcher {
 	b.t.Helper()
 	w := lease.NewWatcher(js, b.now, natstest.Logger(b.t))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,11 +74,11 @@ func (b *bed) watch(js jetstream.JetStream) *lease.Watcher {
 	return w
 }
 
-// renewed blocks until the Watcher has seen a renewal at the present time of the clock. It renews the lease again and
+// renewed blocks until the EngineWatcher has seen a renewal at the present time of the clock. It renews the lease again and
 // again, because a watch that begins again may miss one.
-func (b *bed) renewed(w *lease.Watcher, l topology.Lease) {
+func (b *bed) renewed(w *lease.EngineWatcher, l topology.Lease) {
 	b.t.Helper()
-	for deadline := time.Now().Add(patience); w.EngineGone(l.Provider, l.Engine) != 0; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(patience); w.EngineGoneFor(l.Provider, l.Engine) != 0; time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			b.t.Fatal("the Watcher does not see a renewal")
 		}
@@ -98,18 +98,18 @@ func TestFind(t *testing.T) {
 	must(t, b.bucket().Purge(t.Context(), "exe_purged"))
 	for name, want := range map[string]bool{"exe_one": true, "exe_deleted": false, "exe_purged": false, "exe_never": false} {
 		b.renew(one) // the load of the machine must not let it expire
-		l, found, err := lease.Find(t.Context(), b.js, name)
+		l, found, err := lease.FindLease(t.Context(), b.js, name)
 		if err != nil || found != want || found && l.Slots != one.Slots {
 			t.Errorf("%s: got %+v, %v, %v, want found %v", name, l, found, err, want)
 		}
 	}
 	_, err := b.bucket().Put(t.Context(), "exe_broken", []byte("{"))
 	must(t, err)
-	if _, found, err := lease.Find(t.Context(), b.js, "exe_broken"); err == nil || found {
+	if _, found, err := lease.FindLease(t.Context(), b.js, "exe_broken"); err == nil || found {
 		t.Errorf("a lease that does not decode: found %v, error %v", found, err)
 	}
 	must(t, b.js.DeleteKeyValue(t.Context(), topology.BucketLeases))
-	if _, _, err := lease.Find(t.Context(), b.js, "exe_one"); err == nil {
+	if _, _, err := lease.FindLease(t.Context(), b.js, "exe_one"); err == nil {
 		t.Error("without the bucket: no error, as if the executor were gone")
 	}
 }
@@ -121,7 +121,7 @@ func TestFind_EndsWithItsContext(t *testing.T) {
 	server.Stop()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, _, err := lease.Find(ctx, b.js, "exe_one"); err == nil {
+	if _, _, err := lease.FindLease(ctx, b.js, "exe_one"); err == nil {
 		t.Error("without NATS: no error, as if the executor were gone")
 	}
 }
@@ -133,7 +133,7 @@ func TestAll_OmitsEndedLeases(t *testing.T) {
 	must(t, b.bucket().Delete(t.Context(), "exe_deleted"))
 	b.renew(one)
 	b.renew(topology.Lease{Executor: "exe_two"})
-	list, err := lease.All(t.Context(), b.js)
+	list, err := lease.ListLeases(t.Context(), b.js)
 	must(t, err)
 	var names []string
 	for _, l := range list {
@@ -178,11 +178,11 @@ func TestFind_DoesNotTrustAReplicaThatLags(t *testing.T) {
 	replica := lagging{b.js}
 	b.renew(one)
 	w := lease.NewWatcher(replica, b.now, natstest.Logger(t))
-	if lives, err := w.Lives(t.Context(), one.Executor); err != nil || !lives {
+	if lives, err := w.HasLease(t.Context(), one.Executor); err != nil || !lives {
 		t.Errorf("Lives: got %v, %v", lives, err)
 	}
 	b.renew(one)
-	if list, err := lease.All(t.Context(), replica); err != nil || len(list) != 1 {
+	if list, err := lease.ListLeases(t.Context(), replica); err != nil || len(list) != 1 {
 		t.Errorf("All: got %v, %v", list, err)
 	}
 }
@@ -197,12 +197,12 @@ func TestWatcher_CountsFromTheLastRenewal(t *testing.T) {
 	b.renewed(w, one)
 	must(t, b.bucket().Delete(t.Context(), one.Executor))
 	b.clock.Add(int64(time.Second))
-	if got := w.EngineGone("docker", "e"); got != time.Second {
+	if got := w.EngineGoneFor("docker", "e"); got != time.Second {
 		t.Errorf("an engine whose last lease was released: gone for %s", got)
 	}
 	for name, got := range map[string]time.Duration{
-		"an engine that never had a lease":                  w.EngineGone("docker", "other"),
-		"an engine of that name that another provider runs": w.EngineGone("modal", "e"),
+		"an engine that never had a lease":                  w.EngineGoneFor("docker", "other"),
+		"an engine of that name that another provider runs": w.EngineGoneFor("modal", "e"),
 	} {
 		if got < time.Minute+time.Second {
 			t.Errorf("%s: gone for %s", name, got)

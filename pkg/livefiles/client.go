@@ -15,7 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Client requests files from executors. It is safe for concurrent use.
+// Client requests files of running sandboxes from executors. It is safe for concurrent use.
 type Client struct{ nc *nats.Conn }
 
 // NewClient returns a Client that sends its requests over nc.
@@ -24,9 +24,9 @@ func NewClient(nc *nats.Conn) *Client { return &Client{nc} }
 // statusNoResponders is the status that the NATS server sends when a subject has no subscriber.
 const statusNoResponders = "503"
 
-// Open requests content from the executors of an engine, and returns it with its size in bytes. The caller must close
-// the content and read it before ctx ends. The error is a *Error if the executor refused the request, and wraps
-// ErrNoExecutor if no executor of the engine is listening.
+// Open requests a file or a listing of a running sandbox from the executors of an engine, and returns the content with
+// its size in bytes. The caller must close the content and read it before ctx ends. The error is a *Error if the
+// executor refused the request, and wraps ErrNoExecutor if no executor of the engine is listening.
 func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (content io.ReadCloser, size int64, err error) {
 	// NATS would accept a subject with an empty token and deliver it to nobody.
 	if err := errors.Join(topology.CheckToken("provider", provider), topology.CheckToken("engine", engine)); err != nil {
@@ -37,7 +37,7 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	if err != nil {
 		return nil, 0, err
 	}
-	f := &file{ctx: ctx, nc: c.nc, ack: topology.FilesAckSubject(r.Transfer), messages: make(chan *nats.Msg, ackWindow+2)}
+	f := &incomingFile{ctx: ctx, nc: c.nc, ack: topology.FilesAckSubject(r.Transfer), messages: make(chan *nats.Msg, ackWindow+2)}
 	inbox := topology.FilesResponseSubject(r.Transfer)
 	if f.sub, err = c.nc.ChanSubscribe(inbox, f.messages); err != nil {
 		return nil, 0, err
@@ -45,7 +45,7 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	if err := c.nc.PublishRequest(topology.FilesRequestSubject(provider, engine), inbox, raw); err != nil {
 		return nil, 0, errors.Join(err, f.sub.Unsubscribe())
 	}
-	h, err := f.head()
+	h, err := f.readHead()
 	if err != nil {
 		return nil, 0, errors.Join(err, f.sub.Unsubscribe())
 	}
@@ -53,8 +53,8 @@ func (c *Client) Open(ctx context.Context, provider, engine string, r Request) (
 	return f, h.Size, nil
 }
 
-// file is the reader of content that a Client is receiving from an executor.
-type file struct {
+// incomingFile is a reader of the content that a Client is receiving from an executor.
+type incomingFile struct {
 	ctx      context.Context
 	nc       *nats.Conn
 	sub      *nats.Subscription
@@ -66,45 +66,46 @@ type file struct {
 	err      error
 }
 
-// next returns the next message. It blocks for the given time at most.
-func (f *file) next(within time.Duration) (*nats.Msg, error) {
+// nextMessage returns the next message of the transfer. It blocks for the given time at most.
+func (f *incomingFile) nextMessage(within time.Duration) (*nats.Msg, error) {
 	timer := time.NewTimer(within)
 	defer timer.Stop()
 	select {
 	case m := <-f.messages:
 		return m, nil
 	case <-timer.C:
-		return nil, fmt.Errorf("%w: no message for %s", errBroken, within)
+		return nil, fmt.Errorf("%w: no message for %s", errTransferBroken, within)
 	case <-f.ctx.Done():
 		return nil, f.ctx.Err()
 	}
 }
 
-func (f *file) head() (h head, err error) {
-	m, err := f.next(openWithin + peerTimeout)
+// readHead receives the first message of the transfer.
+func (f *incomingFile) readHead() (h responseHead, err error) {
+	m, err := f.nextMessage(openTimeout + peerTimeout)
 	if err != nil {
 		return h, err
 	}
 	if len(m.Data) == 0 && m.Header.Get("Status") == statusNoResponders {
 		return h, ErrNoExecutor
 	}
-	if m.Header.Get(header) != headerHead {
-		return h, fmt.Errorf("%w: the answer has no head", errBroken)
+	if m.Header.Get(messageHeader) != headMessage {
+		return h, fmt.Errorf("%w: the answer has no head", errTransferBroken)
 	}
 	if err := json.Unmarshal(m.Data, &h); err != nil {
-		return h, fmt.Errorf("%w: %w", errBroken, err)
+		return h, fmt.Errorf("%w: %w", errTransferBroken, err)
 	}
 	if h.Error != nil {
 		return h, h.Error
 	}
-	if h.Size < 0 || h.Size > MaxFile {
-		return h, fmt.Errorf("%w: invalid size of %d bytes", errBroken, h.Size)
+	if h.Size < 0 || h.Size > MaxFileSize {
+		return h, fmt.Errorf("%w: invalid size of %d bytes", errTransferBroken, h.Size)
 	}
 	return h, nil
 }
 
-// Read implements io.Reader. A transfer that breaks off yields an error, never io.EOF.
-func (f *file) Read(p []byte) (int, error) {
+// Read implements io.Reader. A transfer that ends early yields an error, never io.EOF.
+func (f *incomingFile) Read(p []byte) (int, error) {
 	for len(f.part) == 0 {
 		if f.err != nil {
 			return 0, f.err
@@ -124,24 +125,25 @@ func (f *file) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (f *file) readChunk() error {
-	m, err := f.next(peerTimeout)
+// readChunk receives the next chunk of content and acknowledges it.
+func (f *incomingFile) readChunk() error {
+	m, err := f.nextMessage(peerTimeout)
 	switch {
 	case err != nil:
 		return err
-	case m.Header.Get(header) != headerChunk, int64(len(m.Data)) > f.left, len(m.Data) == 0:
-		return errBroken
+	case m.Header.Get(messageHeader) != chunkMessage, int64(len(m.Data)) > f.left, len(m.Data) == 0:
+		return errTransferBroken
 	}
 	f.part = m.Data
 	f.left -= int64(len(m.Data))
 	return nil
 }
 
-// Close ends the transfer.
-func (f *file) Close() error {
+// Close ends the transfer; the executor then stops sending.
+func (f *incomingFile) Close() error {
 	err := f.sub.Unsubscribe()
 	if f.left > 0 {
-		err = errors.Join(err, f.nc.Publish(f.ack, []byte(stopAck)))
+		err = errors.Join(err, f.nc.Publish(f.ack, []byte(stopTransferAck)))
 	}
 	if f.nc.IsClosed() {
 		return nil

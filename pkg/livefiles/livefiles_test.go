@@ -16,7 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// source is a Source whose open function determines the content. It counts the bytes that are read.
+// source is a FileSource whose open function determines the content. It counts the bytes that are read.
 type source struct {
 	open func(livefiles.Request) (io.Reader, int64, error)
 
@@ -85,12 +85,12 @@ func TestOpen_SendsFilesOfAnySize(t *testing.T) {
 			want[i] = byte(i * 7 / 3)
 		}
 		s := &source{open: func(r livefiles.Request) (io.Reader, int64, error) {
-			if r.Tenant != "acme" || r.Path != "a/b" || r.Op != livefiles.Get {
+			if r.Tenant != "acme" || r.Path != "a/b" || r.Op != livefiles.OpGetFile {
 				t.Errorf("the request is %+v", r)
 			}
 			return bytes.NewReader(want), int64(size), nil
 		}}
-		content, n, err := connect(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get, Tenant: "acme", Session: "s", Path: "a/b"})
+		content, n, err := connect(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.OpGetFile, Tenant: "acme", Session: "s", Path: "a/b"})
 		if err != nil || n != int64(size) {
 			t.Fatalf("%d bytes: %d, %v", size, n, err)
 		}
@@ -108,7 +108,7 @@ func TestOpen_StoppedReaderCausesAtMostAWindowOfReads(t *testing.T) {
 	s := &source{open: func(livefiles.Request) (io.Reader, int64, error) {
 		return bytes.NewReader(make([]byte, size)), size, nil
 	}}
-	content, _, err := connect(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.Get})
+	content, _, err := connect(t, s).Open(t.Context(), "local", "host", livefiles.Request{Op: livefiles.OpGetFile})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -132,11 +132,11 @@ func TestOpen_ReturnsTheReasonOfARefusal(t *testing.T) {
 		if r.Path == "short" {
 			return bytes.NewReader(make([]byte, 10)), 20, nil
 		}
-		return nil, 0, &livefiles.Error{Code: livefiles.NotFound, Detail: "no " + r.Path}
+		return nil, 0, &livefiles.Error{Code: livefiles.CodeNotFound, Detail: "no " + r.Path}
 	}}
 	c := connect(t, s)
 	var refused *livefiles.Error
-	if _, _, err := c.Open(t.Context(), "local", "host", livefiles.Request{Path: "x"}); !errors.As(err, &refused) || *refused != (livefiles.Error{Code: livefiles.NotFound, Detail: "no x"}) {
+	if _, _, err := c.Open(t.Context(), "local", "host", livefiles.Request{Path: "x"}); !errors.As(err, &refused) || *refused != (livefiles.Error{Code: livefiles.CodeNotFound, Detail: "no x"}) {
 		t.Errorf("got %v", err)
 	}
 	for _, engine := range []string{"another", "", "*"} {

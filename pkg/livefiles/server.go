@@ -16,17 +16,18 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Source opens the files of sandboxes. It returns a *Error if the client should see the reason.
-type Source interface {
+// FileSource opens the files of running sandboxes for a Server. It returns a *Error if the client should see the
+// reason.
+type FileSource interface {
 	// Open returns the requested content and its size in bytes. ctx bounds only the call of Open; the content stays
 	// readable after ctx has ended.
 	Open(ctx context.Context, r Request) (content io.ReadCloser, size int64, err error)
 }
 
-// Server answers requests for the sandboxes of an engine. Several servers may serve one engine.
+// Server responds to requests of Clients for files in the sandboxes of an engine. Several servers may serve one engine.
 type Server struct {
 	nc     *nats.Conn
-	source Source
+	source FileSource
 	log    *slog.Logger
 
 	slots   chan struct{}
@@ -38,13 +39,13 @@ type Server struct {
 	sub     *nats.Subscription
 }
 
-// Serve starts to answer requests for an engine, until Close is called.
-func Serve(nc *nats.Conn, provider, engine string, source Source, log *slog.Logger) (*Server, error) {
+// Serve returns a Server that responds to requests for an engine until Close is called.
+func Serve(nc *nats.Conn, provider, engine string, source FileSource, log *slog.Logger) (*Server, error) {
 	s := &Server{nc: nc, source: source, log: log, slots: make(chan struct{}, maxTransfers)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	var err error
 	subject := topology.FilesRequestSubject(provider, engine)
-	if s.sub, err = nc.QueueSubscribe(subject, "files", s.handle); err != nil {
+	if s.sub, err = nc.QueueSubscribe(subject, "files", s.handleRequest); err != nil {
 		s.cancel()
 		return nil, fmt.Errorf("subscribe to %s: %w", subject, err)
 	}
@@ -65,7 +66,8 @@ func (s *Server) Close() error {
 	return err
 }
 
-func (s *Server) handle(msg *nats.Msg) {
+// handleRequest responds to one request in a new goroutine, or refuses it if too many transfers are running.
+func (s *Server) handleRequest(msg *nats.Msg) {
 	var r Request
 	if err := json.Unmarshal(msg.Data, &r); err != nil || topology.CheckToken("transfer", r.Transfer) != nil {
 		s.log.Warn("decode file request", "error", err)
@@ -82,43 +84,44 @@ func (s *Server) handle(msg *nats.Msg) {
 	select {
 	case s.slots <- struct{}{}:
 	default:
-		s.refuse(to, &Error{Busy, fmt.Sprintf("the executor reads %d files already", maxTransfers)})
+		s.sendError(to, &Error{CodeBusy, fmt.Sprintf("the executor reads %d files already", maxTransfers)})
 		return
 	}
 	s.running.Go(func() {
 		defer func() { <-s.slots }()
-		if err := s.transfer(r, to); err != nil && s.ctx.Err() == nil {
+		if err := s.sendFile(r, to); err != nil && s.ctx.Err() == nil {
 			s.log.Warn("send file of a sandbox", "session", r.Session, "error", err)
 		}
 	})
 }
 
-// refuse sends a head with an error.
-func (s *Server) refuse(reply string, e *Error) {
-	raw, err := json.Marshal(head{Error: e})
+// sendError responds to a request with an error.
+func (s *Server) sendError(reply string, e *Error) {
+	raw, err := json.Marshal(responseHead{Error: e})
 	if err == nil {
-		err = s.send(reply, headerHead, raw)
+		err = s.sendMessage(reply, headMessage, raw)
 	}
 	if err != nil {
 		s.log.Warn("answer file request", "error", err)
 	}
 }
 
-func (s *Server) send(reply, kind string, data []byte) error {
-	return s.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{header: {kind}}, Data: data})
+func (s *Server) sendMessage(reply, kind string, data []byte) error {
+	return s.nc.PublishMsg(&nats.Msg{Subject: reply, Header: nats.Header{messageHeader: {kind}}, Data: data})
 }
 
-func (s *Server) transfer(r Request, reply string) error {
-	ctx, cancel := context.WithTimeout(s.ctx, openWithin)
+// sendFile opens the requested content and sends it to the receiver.
+func (s *Server) sendFile(r Request, reply string) error {
+	ctx, cancel := context.WithTimeout(s.ctx, openTimeout)
 	defer cancel()
 	content, size, err := s.source.Open(ctx, r)
 	if err != nil {
 		var refused *Error
 		if !errors.As(err, &refused) {
 			s.log.Warn("open file of a sandbox", "session", r.Session, "error", err)
-			refused = &Error{Failed, "the sandbox's files cannot be read; the executor's log contains the reason"}
+			refused = &Error{CodeFailed, "the sandbox's files cannot be read; the executor's log contains the reason"}
 		}
-		s.refuse(reply, refused)
+		s.sendError(reply, refused)
 		return nil
 	}
 	defer content.Close() //nolint:errcheck // it is only read
@@ -128,24 +131,24 @@ func (s *Server) transfer(r Request, reply string) error {
 		return err
 	}
 	defer sub.Unsubscribe() //nolint:errcheck // the connection may be closed
-	raw, err := json.Marshal(head{Size: size})
+	raw, err := json.Marshal(responseHead{Size: size})
 	if err != nil {
 		return err
 	}
-	if err := s.send(reply, headerHead, raw); err != nil {
+	if err := s.sendMessage(reply, headMessage, raw); err != nil {
 		return err
 	}
-	if err := s.sendChunks(content, size, reply, acks); err != nil && !errors.Is(err, errStopped) {
-		return errors.Join(err, s.send(reply, headerFail, nil))
+	if err := s.sendChunks(content, size, reply, acks); err != nil && !errors.Is(err, errReceiverStopped) {
+		return errors.Join(err, s.sendMessage(reply, failMessage, nil))
 	}
 	return nil
 }
 
-// errStopped is returned when the receiver wants no more chunks.
-var errStopped = errors.New("the receiver stopped")
+// errReceiverStopped is returned when the receiver of a transfer wants no more chunks.
+var errReceiverStopped = errors.New("the receiver stopped")
 
 func (s *Server) sendChunks(content io.Reader, size int64, reply string, acks <-chan *nats.Msg) error {
-	buf := make([]byte, chunkBytes)
+	buf := make([]byte, chunkSize)
 	acked := 0
 	for n := 1; size > 0; n++ {
 		for n-acked > ackWindow {
@@ -154,11 +157,11 @@ func (s *Server) sendChunks(content io.Reader, size int64, reply string, acks <-
 				return err
 			}
 		}
-		part := buf[:min(size, chunkBytes)]
+		part := buf[:min(size, chunkSize)]
 		if _, err := io.ReadFull(content, part); err != nil {
 			return err
 		}
-		if err := s.send(reply, headerChunk, part); err != nil {
+		if err := s.sendMessage(reply, chunkMessage, part); err != nil {
 			return err
 		}
 		size -= int64(len(part))
@@ -166,22 +169,23 @@ func (s *Server) sendChunks(content io.Reader, size int64, reply string, acks <-
 	return nil
 }
 
-// awaitAck blocks for the next acknowledgement and returns the number of the last chunk that the receiver has taken.
+// awaitAck blocks until the receiver acknowledges a chunk and returns the number of the last chunk that it has
+// received.
 func (s *Server) awaitAck(acks <-chan *nats.Msg, last int) (int, error) {
 	timer := time.NewTimer(peerTimeout)
 	defer timer.Stop()
 	select {
 	case m := <-acks:
-		if string(m.Data) == stopAck {
-			return last, errStopped
+		if string(m.Data) == stopTransferAck {
+			return last, errReceiverStopped
 		}
 		n, err := strconv.Atoi(string(m.Data))
 		if err != nil {
-			return last, fmt.Errorf("%w: invalid acknowledgement", errBroken)
+			return last, fmt.Errorf("%w: invalid acknowledgement", errTransferBroken)
 		}
 		return max(n, last), nil
 	case <-timer.C:
-		return last, fmt.Errorf("%w: the receiver took nothing for %s", errBroken, peerTimeout)
+		return last, fmt.Errorf("%w: the receiver took nothing for %s", errTransferBroken, peerTimeout)
 	case <-s.ctx.Done():
 		return last, s.ctx.Err()
 	}

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// logAdapter sends the server's log to slog. It keeps the first fatal message, with which the server reports why it
-// failed to start.
+// logAdapter writes the log of the NATS server to slog. It keeps the first fatal message, with which the server reports
+// why it failed to start.
 type logAdapter struct {
 	logger *slog.Logger
 	fatal  chan string
@@ -33,8 +33,8 @@ func (l *logAdapter) Fatalf(format string, v ...any) {
 
 func (l *logAdapter) Errorf(format string, v ...any) { l.logger.Error(fmt.Sprintf(format, v...)) }
 
-// Warnf drops the warning about plain-text passwords: the passwords of the embedded server are random, created at
-// each start, and never written into a configuration file.
+// Warnf logs a warning of the NATS server, but drops the warning about plain-text passwords: the passwords of the
+// embedded server are random, created at each start, and never written into a configuration file.
 func (l *logAdapter) Warnf(format string, v ...any) {
 	if strings.HasPrefix(format, "Plaintext passwords detected") {
 		return

@@ -13,10 +13,10 @@ import (
 // globalAccount is the NATS account of a server without accounts. Earlier releases kept the streams in it.
 const globalAccount = "$G"
 
-// moveStore moves streams of an earlier release to the account that now owns JetStream. It is a single rename, so a
-// crash leaves it done or not done, and it does nothing the second time. deploy/nats-start does the same for
-// containers.
-func moveStore(dir string) error {
+// moveStreamsToAccount moves the streams of an earlier release into the NATS account that now owns JetStream. It is a
+// single rename, so a crash leaves it done or not done, and it does nothing the second time. deploy/nats-start does the
+// same for containers.
+func moveStreamsToAccount(dir string) error {
 	root := filepath.Join(dir, "jetstream")
 	from, to := filepath.Join(root, globalAccount), filepath.Join(root, topology.AccountLog)
 	if _, err := os.Lstat(from); errors.Is(err, fs.ErrNotExist) {
@@ -35,7 +35,7 @@ func moveStore(dir string) error {
 	return syncDir(root)
 }
 
-// syncDir makes a rename in the folder durable.
+// syncDir syncs a folder to disk, so that a rename inside of it is durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {

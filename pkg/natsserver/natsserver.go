@@ -24,18 +24,18 @@ import (
 )
 
 const (
-	// DefaultHost is the address of the TCP listener if Config.Host is empty.
+	// DefaultHost is the address on which the server listens if Config.Host is empty.
 	DefaultHost = "127.0.0.1"
-	// DefaultMaxPayload is the maximum size of a message in bytes, headers included. It fits a command with a
-	// message of 1 MiB whose bytes JSON escapes with six characters each.
+	// DefaultMaxPayload is the maximum size of a NATS message in bytes, headers included. A command with a message of 1
+	// MiB fits even if JSON escapes each byte with six characters.
 	DefaultMaxPayload = 8 << 20
-	// MinStore is the minimum of Config.MaxStore. The stream of commands reserves 512 MiB of it.
-	MinStore = 640 << 20
+	// MinStoreSize is the minimum of Config.MaxStore in bytes. The stream of commands reserves 512 MiB of the store.
+	MinStoreSize = 640 << 20
 	// RandomPort as a port in Config requests any free TCP port.
 	RandomPort = server.RANDOM_PORT
 
 	defaultReadyTimeout = 30 * time.Second
-	// connectTimeout is the time limit for a connection within the process. Only a busy server can delay it.
+	// connectTimeout is the time limit for a connection to the server within the process. Only a busy server can delay it.
 	connectTimeout = 30 * time.Second
 )
 
@@ -75,8 +75,8 @@ func (c *Config) validate() error {
 	if c.MaxPayload < 0 || c.MaxPayload > server.MAX_PAYLOAD_MAX_SIZE*8 {
 		return fmt.Errorf("nats: MaxPayload %d is out of range: use 1 to %d bytes, or 0 for %d", c.MaxPayload, server.MAX_PAYLOAD_MAX_SIZE*8, DefaultMaxPayload)
 	}
-	if c.MaxStore < 0 || c.MaxStore > 0 && c.MaxStore < MinStore {
-		return fmt.Errorf("nats: MaxStore %d is out of range: use at least %d bytes, or 0 for a limit derived from the free disk", c.MaxStore, MinStore)
+	if c.MaxStore < 0 || c.MaxStore > 0 && c.MaxStore < MinStoreSize {
+		return fmt.Errorf("nats: MaxStore %d is out of range: use at least %d bytes, or 0 for a limit derived from the free disk", c.MaxStore, MinStoreSize)
 	}
 	if c.ReadyTimeout < 0 {
 		return fmt.Errorf("nats: ReadyTimeout %s is negative", c.ReadyTimeout)
@@ -111,13 +111,13 @@ type Server struct {
 	stop      sync.Once
 }
 
-// Start starts a server that runs until Shutdown. It returns when JetStream has recovered its streams and the
-// server accepts connections. The error names a port that is in use, or a folder that is not writable.
+// Start starts an embedded NATS server that runs until Shutdown. It returns when JetStream has recovered its streams
+// and the server accepts connections. The error names a port that is in use, or a folder that is not writable.
 func Start(cfg Config) (*Server, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	if err := checkStore(cfg.StoreDir); err != nil {
+	if err := checkStoreDir(cfg.StoreDir); err != nil {
 		return nil, err
 	}
 	if err := checkPort(cfg.Host, cfg.Port); err != nil {
@@ -130,7 +130,7 @@ func Start(cfg Config) (*Server, error) {
 		}
 	}
 	logger := cfg.Logger.With("component", "nats")
-	options, passwords, err := cfg.options()
+	options, passwords, err := cfg.serverOptions()
 	if err != nil {
 		return nil, err
 	}
@@ -145,34 +145,34 @@ func Start(cfg Config) (*Server, error) {
 	// and then the server never becomes ready.
 	ns.Start()
 	if reason := adapter.firstFatal(); reason != "" {
-		stopNow(ns)
+		shutdownNow(ns)
 		return nil, fmt.Errorf("nats: start with folder %s: %s", cfg.StoreDir, reason)
 	}
 	if !ns.ReadyForConnections(cfg.ReadyTimeout) || !ns.JetStreamEnabled() {
-		stopNow(ns)
+		shutdownNow(ns)
 		return nil, fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
 	}
 	if !cfg.Accounts {
 		limits := server.JetStreamAccountLimits{MaxMemory: -1, MaxStore: cfg.MaxStore, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}
 		if err := ns.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": limits}); err != nil {
-			stopNow(ns)
+			shutdownNow(ns)
 			return nil, fmt.Errorf("nats: set the disk limit of the streams to %d bytes: %w", cfg.MaxStore, err)
 		}
 	}
 	srv := &Server{nats: ns, cfg: cfg, passwords: passwords, logger: logger}
-	if err := srv.serveGate(); err != nil {
+	if err := srv.serveConsumerGate(); err != nil {
 		srv.Shutdown()
 		return nil, err
 	}
 	return srv, nil
 }
 
-// options returns the server's options, and the passwords of its users.
-func (c *Config) options() (*server.Options, map[string]string, error) {
+// serverOptions returns the options of the NATS server, and the passwords of its users.
+func (c *Config) serverOptions() (*server.Options, map[string]string, error) {
 	options := &server.Options{}
 	var passwords map[string]string
 	if c.Accounts {
-		if err := moveStore(c.StoreDir); err != nil {
+		if err := moveStreamsToAccount(c.StoreDir); err != nil {
 			return nil, nil, err
 		}
 		passwords = map[string]string{}
@@ -193,15 +193,15 @@ func (c *Config) options() (*server.Options, map[string]string, error) {
 	options.JetStream, options.StoreDir, options.SyncAlways = true, c.StoreDir, !c.Relaxed
 	options.JetStreamMaxStore = c.MaxStore
 	if !c.Accounts {
-		options.JetStreamMaxStore += MinStore // the server also counts reservations of streams; the limit of the account applies
+		options.JetStreamMaxStore += MinStoreSize // the server also counts reservations of streams; the limit of the account applies
 	}
 	options.MaxPayload = int32(c.MaxPayload)
 	options.NoSigs = true
 	return options, passwords, nil
 }
 
-// serveGate runs the consumer gate on the server, if the server has accounts.
-func (s *Server) serveGate() (err error) {
+// serveConsumerGate runs the consumer gate on the server, if the server has accounts.
+func (s *Server) serveConsumerGate() (err error) {
 	if !s.cfg.Accounts {
 		return nil
 	}
@@ -211,8 +211,9 @@ func (s *Server) serveGate() (err error) {
 	return consumergate.Serve(s.gate, s.logger)
 }
 
-// Connect opens a connection within the process. It reconnects without limit, buffers at most 8 MiB of publishes
-// while it is disconnected, and reports errors to the server's logger. The caller must close it before Shutdown.
+// Connect opens a connection to the server within the process. The connection reconnects without limit, buffers at most
+// 8 MiB of publishes while it is disconnected, and reports errors to the server's logger. The caller must close it
+// before Shutdown.
 func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	nc, err := nats.Connect("", append(s.connOptions(), opts...)...)
 	if err != nil {
@@ -221,7 +222,7 @@ func (s *Server) Connect(opts ...nats.Option) (*nats.Conn, error) {
 	return nc, nil
 }
 
-// ConnectAs is like Connect, as a user of package topology. It requires Config.Accounts.
+// ConnectAs is like Connect, but authenticates as a NATS user of package topology. It requires Config.Accounts.
 func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error) {
 	password, ok := s.passwords[user]
 	if !ok {
@@ -230,14 +231,14 @@ func (s *Server) ConnectAs(user string, opts ...nats.Option) (*nats.Conn, error)
 	return s.Connect(append([]nats.Option{nats.UserInfo(user, password), nats.CustomInboxPrefix(topology.InboxPrefix(user))}, opts...)...)
 }
 
-// Password returns the password of a user, or "" if the user does not exist.
+// Password returns the password of a NATS user, or "" if the user does not exist.
 func (s *Server) Password(user string) string { return s.passwords[user] }
 
 func (s *Server) connOptions() []nats.Option {
 	return append([]nats.Option{nats.InProcessServer(s), nats.Timeout(connectTimeout)}, bus.ConnOptions(s.logger)...)
 }
 
-// InProcessConn opens a raw connection; it makes Server a nats.InProcessConnProvider.
+// InProcessConn opens a raw connection to the server; it makes Server a nats.InProcessConnProvider.
 func (s *Server) InProcessConn() (net.Conn, error) {
 	if !s.nats.Running() {
 		return nil, errors.New("nats: the embedded server is shut down")
@@ -245,7 +246,7 @@ func (s *Server) InProcessConn() (net.Conn, error) {
 	return s.nats.InProcessConn()
 }
 
-// ClientURL returns the URL of the TCP listener, or "" if there is none.
+// ClientURL returns the URL of the server's TCP listener, or "" if there is none.
 func (s *Server) ClientURL() string {
 	if s.cfg.Port == 0 {
 		return ""
@@ -253,7 +254,7 @@ func (s *Server) ClientURL() string {
 	return s.nats.ClientURL()
 }
 
-// Port returns the port of the TCP listener, or 0 if there is none.
+// Port returns the port of the server's TCP listener, or 0 if there is none.
 func (s *Server) Port() int {
 	if addr, ok := s.nats.Addr().(*net.TCPAddr); ok && addr != nil {
 		return addr.Port
@@ -261,11 +262,11 @@ func (s *Server) Port() int {
 	return 0
 }
 
-// StoreDir returns the folder of the streams.
+// StoreDir returns the folder in which the server stores its streams.
 func (s *Server) StoreDir() string { return s.cfg.StoreDir }
 
-// Synced reports whether a message is written to disk before it is acknowledged.
-func (s *Server) Synced() bool {
+// SyncsWrites reports whether the server writes each message to disk before it acknowledges the message.
+func (s *Server) SyncsWrites() bool {
 	js := s.nats.JetStreamConfig()
 	return js != nil && js.SyncAlways
 }
@@ -276,25 +277,25 @@ func (s *Server) Shutdown() {
 		if s.gate != nil {
 			s.gate.Close()
 		}
-		stopNow(s.nats)
+		shutdownNow(s.nats)
 	})
 }
 
-func stopNow(ns *server.Server) {
+func shutdownNow(ns *server.Server) {
 	ns.Shutdown()
 	ns.WaitForShutdown()
 }
 
-// checkStore returns an error unless the data folder exists, or can be created, and is writable. The server would find
-// that too, but its error does not always name the folder, and never what to do.
-func checkStore(dir string) error {
+// checkStoreDir returns an error unless the data folder exists, or can be created, and is writable. The NATS server
+// would find such a problem too, but its error does not always name the folder, and never a solution.
+func checkStoreDir(dir string) error {
 	remedy := "choose another data folder, or make this one writable"
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("nats: cannot create the data folder %s (%w): %s", dir, removePath(err), remedy)
+		return fmt.Errorf("nats: cannot create the data folder %s (%w): %s", dir, errorWithoutPath(err), remedy)
 	}
 	probe, err := os.CreateTemp(dir, ".probe-")
 	if err != nil {
-		return fmt.Errorf("nats: cannot write to the data folder %s (%w): %s", dir, removePath(err), remedy)
+		return fmt.Errorf("nats: cannot write to the data folder %s (%w): %s", dir, errorWithoutPath(err), remedy)
 	}
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
@@ -306,16 +307,16 @@ func checkPort(host string, port int) error {
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
 	l, err := net.Listen("tcp", addr)
 	if errors.Is(err, syscall.EADDRINUSE) {
-		return fmt.Errorf("nats: port %d on %s is in use (%w): stop the program that listens there, or choose another port", port, host, removePath(err))
+		return fmt.Errorf("nats: port %d on %s is in use (%w): stop the program that listens there, or choose another port", port, host, errorWithoutPath(err))
 	}
 	if err != nil {
-		return fmt.Errorf("nats: cannot listen on %s (%w): choose another host or port", addr, removePath(err))
+		return fmt.Errorf("nats: cannot listen on %s (%w): choose another host or port", addr, errorWithoutPath(err))
 	}
 	return l.Close()
 }
 
-// removePath removes the operation and the path from an error, because the message already contains them.
-func removePath(err error) error {
+// errorWithoutPath returns an error without its operation and path, for a message that already contains them.
+func errorWithoutPath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno

@@ -58,10 +58,10 @@ func TestConnect_WorksInProcess(t *testing.T) {
 
 func TestStart_SyncsByDefault(t *testing.T) {
 	t.Parallel()
-	if !natstest.Run(t).Synced() {
+	if !natstest.Run(t).SyncsWrites() {
 		t.Error("the zero value does not sync")
 	}
-	if natstest.RunConfig(t, natsserver.Config{Relaxed: true}).Synced() {
+	if natstest.RunConfig(t, natsserver.Config{Relaxed: true}).SyncsWrites() {
 		t.Error("Relaxed syncs")
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"syscall"
 )
 
-// diskLimit returns the disk limit in bytes for the streams of a folder: their present size plus three quarters of the
-// free disk. The limit of a restarted server therefore does not depend on how much it has stored.
+// diskLimit returns the limit in bytes for the streams in a folder: their present size plus three quarters of the free
+// disk. The limit of a restarted server therefore does not depend on how much it has stored.
 func diskLimit(dir string) (int64, error) {
 	var disk syscall.Statfs_t
 	if err := syscall.Statfs(dir, &disk); err != nil {
@@ -30,5 +30,5 @@ func diskLimit(dir string) (int64, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, fmt.Errorf("nats: read the size of %s: %w", dir, err)
 	}
-	return max(MinStore, used+free/4*3), nil
+	return max(MinStoreSize, used+free/4*3), nil
 }

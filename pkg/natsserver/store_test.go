@@ -47,17 +47,17 @@ func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 				_, err := js.Publish(t.Context(), subject, make([]byte, 1<<20))
 				return err
 			}
-			srv, js := start(natsserver.MinStore + 100<<20)
+			srv, js := start(natsserver.MinStoreSize + 100<<20)
 			if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 				t.Fatal(err)
 			}
-			for range (natsserver.MinStore + 50<<20) >> 20 {
+			for range (natsserver.MinStoreSize + 50<<20) >> 20 {
 				if err := put(js); err != nil {
 					t.Fatal(err)
 				}
 			}
 			srv.Shutdown()
-			_, js = start(natsserver.MinStore)
+			_, js = start(natsserver.MinStoreSize)
 			if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{}); err != nil {
 				t.Errorf("provision a store over its limit: %v", err)
 			}
@@ -65,7 +65,7 @@ func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := s.CachedInfo().State.Msgs; n != (natsserver.MinStore+50<<20)>>20 {
+			if n := s.CachedInfo().State.Msgs; n != (natsserver.MinStoreSize+50<<20)>>20 {
 				t.Errorf("%d messages are left", n)
 			}
 			if err := put(js); err == nil || !strings.Contains(err.Error(), "resource") {
@@ -84,7 +84,7 @@ func TestMaxStore_LoweredBelowWhatIsUsed(t *testing.T) {
 // TestMaxStore_OutOfRange tests that a limit that is too small for the streams is refused.
 func TestMaxStore_OutOfRange(t *testing.T) {
 	t.Parallel()
-	for _, limit := range []int64{-1, 1, natsserver.MinStore - 1} {
+	for _, limit := range []int64{-1, 1, natsserver.MinStoreSize - 1} {
 		if _, err := natsserver.Start(natsserver.Config{StoreDir: t.TempDir(), MaxStore: limit}); err == nil || !strings.Contains(err.Error(), "MaxStore") {
 			t.Errorf("%d: %v", limit, err)
 		}

@@ -8,8 +8,9 @@ import (
 	"mvdan.cc/sh/v3/syntax"
 )
 
-// wrapper describes the arguments of a program that starts the program that its arguments name.
-type wrapper struct {
+// wrapperProgram describes the options of a program, such as sudo, that starts another program which its arguments
+// name.
+type wrapperProgram struct {
 	values      string // letters of the options that take a value
 	queries     string // letters of the options with which it starts nothing
 	unreadable  string // letters of the options with which the command is not known
@@ -17,7 +18,8 @@ type wrapper struct {
 	assignments bool   // NAME=VALUE may come before the command
 }
 
-var wrappers = map[string]wrapper{
+// wrapperPrograms are the known programs, such as sudo, that start another program which their arguments name.
+var wrapperPrograms = map[string]wrapperProgram{
 	"sudo":    {values: "CDghpRrTtUu", assignments: true},
 	"doas":    {values: "aCu"},
 	"env":     {values: "Cu", unreadable: "S", assignments: true},
@@ -37,21 +39,21 @@ var wrappers = map[string]wrapper{
 	"chroot":  {arguments: 1},
 }
 
-// shells are the programs that run the script of option -c.
-var shells = []string{"ash", "bash", "dash", "ksh", "sh", "zsh"}
+// shellPrograms are the shells, which run the script of their option -c.
+var shellPrograms = []string{"ash", "bash", "dash", "ksh", "sh", "zsh"}
 
-// startsOthers reports whether a program runs commands that its arguments name.
-func startsOthers(program string) bool {
-	_, wraps := wrappers[program]
-	return wraps || slices.Contains(shells, program) || slices.Contains([]string{"eval", "source", ".", "trap", "find"}, program)
+// startsOtherPrograms reports whether a program, such as sudo or bash, runs commands that its arguments name.
+func startsOtherPrograms(program string) bool {
+	_, wraps := wrapperPrograms[program]
+	return wraps || slices.Contains(shellPrograms, program) || slices.Contains([]string{"eval", "source", ".", "trap", "find"}, program)
 }
 
-// addCalls adds the commands of a script that is inside of depth other scripts.
-func (s *script) addCalls(f *syntax.File, depth int) {
+// addCalls adds the commands of a script that is nested in depth other scripts.
+func (s *shellScript) addCalls(f *syntax.File, depth int) {
 	syntax.Walk(f, func(n syntax.Node) bool {
 		switch c := n.(type) {
 		case *syntax.Stmt:
-			s.addStmt(c, depth)
+			s.addStatement(c, depth)
 		case *syntax.Redirect:
 			// Bash expands the file of >& twice, also if it is quoted.
 			if (c.Op == syntax.DplOut || c.Op == syntax.DplIn) && strings.ContainsAny(readWord(c.Word).text, "$`") {
@@ -60,49 +62,50 @@ func (s *script) addCalls(f *syntax.File, depth int) {
 		case *syntax.CoprocClause:
 			s.opaque = true // shells differ in what is its name and what its command
 		case *syntax.DeclClause:
-			s.calls = append(s.calls, []word{{text: c.Variant.Value, literal: true}})
+			s.calls = append(s.calls, []commandWord{{text: c.Variant.Value, literal: true}})
 		}
 		return true
 	})
 }
 
-func (s *script) addStmt(stmt *syntax.Stmt, depth int) {
+// addStatement adds the commands of a statement of the script.
+func (s *shellScript) addStatement(stmt *syntax.Stmt, depth int) {
 	if c, ok := stmt.Cmd.(*syntax.CallExpr); ok && len(c.Args) > 0 {
 		s.addCall(readWords(c.Args), depth)
 	}
 }
 
-// addScript adds the commands of a script that is the argument of a command.
-func (s *script) addScript(w word, depth int) {
-	if f := parse(w.text); w.literal && f != nil && depth < maxScripts {
+// addNestedScript adds the commands of a script that is the argument w of a command such as eval.
+func (s *shellScript) addNestedScript(w commandWord, depth int) {
+	if f := parseScript(w.text); w.literal && f != nil && depth < maxNestedScripts {
 		s.addCalls(f, depth+1)
 	} else {
 		s.opaque = true
 	}
 }
 
-// addCall adds a command and those that it starts.
-func (s *script) addCall(command []word, depth int) {
-	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxScripts || len(s.calls) == maxCalls {
+// addCall adds a command and the commands that it starts.
+func (s *shellScript) addCall(command []commandWord, depth int) {
+	if !command[0].literal || command[0].tilde && !strings.Contains(command[0].text, "/") || depth > maxNestedScripts || len(s.calls) == maxCalls {
 		s.opaque = true
 		return
 	}
 	s.calls = append(s.calls, command)
 	program, arguments := path.Base(command[0].text), command[1:]
-	switch w, wraps := wrappers[program]; {
+	switch w, wraps := wrapperPrograms[program]; {
 	case wraps:
-		s.addWrapped(w, arguments, depth)
-	case slices.Contains(shells, program):
-		s.addShell(arguments, depth)
+		s.addWrappedCommand(w, arguments, depth)
+	case slices.Contains(shellPrograms, program):
+		s.addShellScript(arguments, depth)
 	case program == "eval":
 		texts, literal := make([]string, len(arguments)), true
 		for i, a := range arguments {
 			texts[i], literal = a.text, literal && a.literal
 		}
-		s.addScript(word{text: strings.Join(texts, " "), literal: literal}, depth)
+		s.addNestedScript(commandWord{text: strings.Join(texts, " "), literal: literal}, depth)
 	case program == "trap" && len(arguments) > 1:
-		s.addScript(arguments[0], depth)
-	case (program == "source" || program == ".") && len(arguments) > 0 && !isFile(arguments[0]):
+		s.addNestedScript(arguments[0], depth)
+	case (program == "source" || program == ".") && len(arguments) > 0 && !namesExistingFile(arguments[0]):
 		s.opaque = true
 	case program == "find":
 		for i, a := range arguments[:max(len(arguments)-1, 0)] {
@@ -113,12 +116,14 @@ func (s *script) addCall(command []word, depth int) {
 	}
 }
 
-// isFile reports whether a word names a file that exists before the script runs.
-func isFile(w word) bool { return w.literal && !strings.HasPrefix(w.text, "/dev/") && w.text != "-" }
+// namesExistingFile reports whether a word can only name a file that exists before the script runs.
+func namesExistingFile(w commandWord) bool {
+	return w.literal && !strings.HasPrefix(w.text, "/dev/") && w.text != "-"
+}
 
-// addWrapped adds the command that a wrapper starts. After an option such as --user, of which it is not known whether it takes
-// a value, it adds both possible commands.
-func (s *script) addWrapped(w wrapper, arguments []word, depth int) {
+// addWrappedCommand adds the command that a wrapper program starts. After an option that may or may not have a value,
+// such as --user, it adds both possible commands.
+func (s *shellScript) addWrappedCommand(w wrapperProgram, arguments []commandWord, depth int) {
 	first, last, n := w.arguments, w.arguments, 0 // n is the number of words before that are no options
 	for i := 0; i < len(arguments) && n <= last; i++ {
 		a := arguments[i]
@@ -154,8 +159,8 @@ func (s *script) addWrapped(w wrapper, arguments []word, depth int) {
 	}
 }
 
-// addShell adds the commands of the script that a shell runs.
-func (s *script) addShell(arguments []word, depth int) {
+// addShellScript adds the commands of the script that a shell program runs.
+func (s *shellScript) addShellScript(arguments []commandWord, depth int) {
 	isScript := false
 	for i := 0; i < len(arguments); i++ {
 		a := arguments[i]
@@ -176,9 +181,9 @@ func (s *script) addShell(arguments []word, depth int) {
 				i++
 			}
 		case isScript:
-			s.addScript(a, depth)
+			s.addNestedScript(a, depth)
 			return
-		case !isFile(a):
+		case !namesExistingFile(a):
 			s.opaque = true
 			return
 		default:

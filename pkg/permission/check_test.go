@@ -93,7 +93,7 @@ func TestCheckExecution_ChecksItsRules(t *testing.T) {
 		t.Error(err)
 	}
 	bad.Rules = bad.Rules[:1]
-	if p, err := permission.New(events.Permissions{Rules: []events.PermissionRule{{Then: "deny"}}}, bad); err != nil || !p.Unattended() {
+	if p, err := permission.New(events.Permissions{Rules: []events.PermissionRule{{Then: "deny"}}}, bad); err != nil || !p.IsUnattended() {
 		t.Error(err)
 	}
 }

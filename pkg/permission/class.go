@@ -13,14 +13,14 @@ import (
 )
 
 const (
-	maxExact = 120 // bytes of a command that a class shows whole
-	maxClass = 512 // bytes of a class
+	maxShownCommand = 120 // bytes of a command that a class shows whole
+	maxClassLength  = 512 // bytes of a class
 )
 
-// plainWord matches the words that a class shows as they are.
+// plainWord matches words of a command that the text of a class shows without quotes.
 var plainWord = regexp.MustCompile(`^[A-Za-z0-9_./+@:=,-]+$`)
 
-// hasSubcommands holds the programs whose first argument names what they do.
+// hasSubcommands holds the programs, such as git, whose first argument is a subcommand.
 var hasSubcommands = map[string]bool{
 	"apt": true, "apt-get": true, "aws": true, "az": true, "brew": true, "bun": true, "bundle": true, "cargo": true, "composer": true, "deno": true,
 	"docker": true, "dotnet": true, "gcloud": true, "gem": true, "gh": true, "git": true, "go": true, "gradle": true, "helm": true, "kubectl": true,
@@ -28,47 +28,47 @@ var hasSubcommands = map[string]bool{
 	"systemctl": true, "terraform": true, "uv": true, "yarn": true,
 }
 
-// Class returns the class of calls that a person approves together with this call ("approve all"), as text for people. Calls
-// whose classes are equal belong to the same class, which has no other calls than the text says. "" means that the call can
-// only be approved alone.
-func (p *Policy) Class(c Call) string { return newSubject(c).class() }
+// Class returns the class of calls that a person approves together with this call ("approve all"), as a text for
+// people. Calls with equal texts belong to the same class, and the text describes all calls of the class. "" means that
+// the call can only be approved alone.
+func (p *Policy) Class(c Call) string { return newAnalyzedCall(c).class() }
 
-func (s *subject) class() string {
+func (s *analyzedCall) class() string {
 	out := ""
 	switch {
-	case s.Kind == Question:
+	case s.Kind == KindQuestion:
 		return ""
 	case s.Command != "":
 		return commandClass(s.Command, s.script())
-	case s.Kind == Read:
+	case s.Kind == KindRead:
 		out = s.fileClass("reads")
-	case s.Kind == Edit && len(s.paths) > 0:
+	case s.Kind == KindEdit && len(s.paths) > 0:
 		out = s.fileClass("changes")
-	case s.Kind == Network && len(s.hosts) > 0:
+	case s.Kind == KindNetwork && len(s.hosts) > 0:
 		out = hostClass(s.hosts)
-	case s.Kind == Agent:
+	case s.Kind == KindAgent:
 		return "sub-agents"
-	case s.Kind != Edit:
+	case s.Kind != KindEdit:
 		out = "calls of " + s.Tool
 	}
-	if len(out) > maxClass || strings.ContainsFunc(out, isHidden) {
+	if len(out) > maxClassLength || strings.ContainsFunc(out, isHidden) {
 		return ""
 	}
 	return out
 }
 
-// isHidden reports whether a terminal does not show a character as it is.
+// isHidden reports whether terminals display a character as something else or not at all.
 func isHidden(r rune) bool {
 	return unicode.IsControl(r) || unicode.Is(unicode.Cf, r) || r == unicode.ReplacementChar || r != ' ' && unicode.IsSpace(r)
 }
 
-// commandClass returns the class of a shell command: of all commands with the same program, and with the same subcommand of a
-// program that has some, or else of this command alone.
-func commandClass(command string, s *script) string {
-	if words := prefix(s); words != "" && len(words) <= maxExact {
+// commandClass returns the class of a shell command: all commands with the same program and, for programs such as git,
+// the same subcommand, or else this command alone.
+func commandClass(command string, s *shellScript) string {
+	if words := programAndSubcommand(s); words != "" && len(words) <= maxShownCommand {
 		return "commands that begin with `" + words + "`"
 	}
-	if len(command) <= maxExact && !strings.ContainsFunc(command, func(r rune) bool { return isHidden(r) || r == '`' }) {
+	if len(command) <= maxShownCommand && !strings.ContainsFunc(command, func(r rune) bool { return isHidden(r) || r == '`' }) {
 		return "the command `" + command + "`"
 	}
 	shown := strings.Map(func(r rune) rune {
@@ -76,19 +76,20 @@ func commandClass(command string, s *script) string {
 			return ' '
 		}
 		return r
-	}, truncate.Prefix(command, maxExact))
+	}, truncate.Prefix(command, maxShownCommand))
 	return fmt.Sprintf("the command `%s…` (SHA-256 %.16x)", strings.TrimSpace(shown), sha256.Sum256([]byte(command)))
 }
 
-// prefix returns the program of a script that is one simple command, with the subcommand, or "".
-func prefix(s *script) string {
+// programAndSubcommand returns the program of a script that is one simple command, followed by the subcommand of a
+// program that has some. It returns "" for other scripts.
+func programAndSubcommand(s *shellScript) string {
 	if !s.simple || s.opaque {
 		return ""
 	}
 	command := s.commands[0]
-	isPlain := func(w word) bool { return w.literal && !w.tilde && plainWord.MatchString(w.text) }
+	isPlain := func(w commandWord) bool { return w.literal && !w.tilde && plainWord.MatchString(w.text) }
 	program := path.Base(command[0].text)
-	if !isPlain(command[0]) || startsOthers(program) {
+	if !isPlain(command[0]) || startsOtherPrograms(program) {
 		return ""
 	}
 	if !hasSubcommands[program] {
@@ -100,8 +101,8 @@ func prefix(s *script) string {
 	return command[0].text + " " + command[1].text
 }
 
-// fileClass returns the class of calls that do something to files in the same folders.
-func (s *subject) fileClass(does string) string {
+// fileClass returns the class of calls that do the same, such as "reads", to files in the same folders.
+func (s *analyzedCall) fileClass(does string) string {
 	var folders []string
 	for _, p := range s.paths {
 		switch {
@@ -116,17 +117,18 @@ func (s *subject) fileClass(does string) string {
 	if len(folders) == 0 {
 		folders = []string{"the workspace"}
 	}
-	return fmt.Sprintf("%s of files in %s", does, list(folders))
+	return fmt.Sprintf("%s of files in %s", does, joinUnique(folders))
 }
 
+// hostClass returns the class of requests to the same hosts.
 func hostClass(hosts []string) string {
 	if slices.ContainsFunc(hosts, func(h string) bool { return h == "" || strings.ContainsAny(h, ", `") }) {
 		return ""
 	}
-	return "requests to " + list(hosts)
+	return "requests to " + joinUnique(hosts)
 }
 
-// list returns the different entries in order.
-func list(entries []string) string {
+// joinUnique returns the distinct entries in sorted order, separated by commas.
+func joinUnique(entries []string) string {
 	return strings.Join(slices.Compact(slices.Sorted(slices.Values(entries))), ", ")
 }

@@ -18,7 +18,7 @@ func policy(t testing.TB, agent events.Permissions, execution ...events.Permissi
 }
 
 func bash(command string) permission.Call {
-	return permission.Call{Tool: "Bash", Kind: permission.Shell, Command: command}
+	return permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: command}
 }
 
 // decides returns the action of a policy that has one rule about commands and otherwise another action.

@@ -7,7 +7,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Explanation says what a policy does with a call, and why.
+// Explanation is the decision of a policy on a call, with the rule and the reason.
 type Explanation struct {
 	Action string `json:"action"`           // allow, ask or deny
 	Rule   string `json:"rule"`             // as in permission_decided
@@ -19,9 +19,9 @@ type Explanation struct {
 	Unattended string `json:"unattended,omitempty"`
 }
 
-// Explain returns the decision on a call with its reasons.
+// Explain returns the decision on a call with the rule that decides and its reason.
 func (p *Policy) Explain(c Call) (Explanation, error) {
-	s := newSubject(c)
+	s := newAnalyzedCall(c)
 	d, layer, r := p.decide(s)
 	e := Explanation{Action: d.Action, Rule: d.Rule, Layer: layer, Reason: d.Reason}
 	if r != nil {
@@ -34,7 +34,7 @@ func (p *Policy) Explain(c Call) (Explanation, error) {
 	if d.Action == events.PermissionAsk {
 		e.Class = s.class()
 		e.Unattended = events.UnattendedDeny
-		if p.SkipsUnattended() {
+		if p.ReportsDeniedAsSkipped() {
 			e.Unattended = events.UnattendedSkip
 		}
 	}

@@ -135,7 +135,7 @@ func FuzzDecide(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, command, path, host string) {
 		for _, c := range []permission.Call{
-			bash(command), files(command, permission.Edit, inside(path), outside(path)), files("Read", permission.Read, inside(path)), {Tool: "WebFetch", Kind: permission.Network, Hosts: []string{host}},
+			bash(command), files(command, permission.KindEdit, inside(path), outside(path)), files("Read", permission.KindRead, inside(path)), {Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{host}},
 		} {
 			if d := p.Decide(c); d.Action == "" || d.Rule == "" {
 				t.Errorf("%+v: %+v", c, d)

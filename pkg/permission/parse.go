@@ -10,41 +10,42 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// argument is what the text in parentheses means, as in Bash(rm -rf x).
-type argument int
+// argumentMeaning is the meaning of the argument in parentheses of a tool call that a person wrote, as in Bash(rm -rf
+// x).
+type argumentMeaning int
 
 const (
-	noArgument argument = iota
+	noArgument argumentMeaning = iota
 	commandArgument
 	pathArgument
-	optionalPath // without it the tool uses the whole workspace
+	optionalPathArgument // without it the tool uses the whole workspace
 	urlArgument
-	freeArgument // has no meaning for a policy
+	anyArgument // has no meaning for a policy
 )
 
-// knownTool is a tool of one of the architectures.
+// knownTool describes a built-in tool of an architecture: what its calls do, and the meaning of its argument.
 type knownTool struct {
-	kind     Kind
-	argument argument
+	kind     CallKind
+	argument argumentMeaning
 }
 
-// knownTools are the tools that the agents of the architectures have by themselves.
-func knownTools() map[string]knownTool {
+// architectureTools returns the built-in tools of the agents of all architectures, by name.
+func architectureTools() map[string]knownTool {
 	out := map[string]knownTool{}
 	for _, l := range []struct {
 		tool  knownTool
 		names string
 	}{
-		{knownTool{Shell, commandArgument}, "Bash shell bash run_code execute"},
-		{knownTool{Shell, freeArgument}, "BashOutput KillBash KillShell"},
-		{knownTool{Read, pathArgument}, "Read NotebookRead read read_file"},
-		{knownTool{Read, optionalPath}, "Glob Grep LS glob grep list list_directory"},
-		{knownTool{Edit, pathArgument}, "Write Edit MultiEdit NotebookEdit write edit multiedit patch apply_patch write_file"},
-		{knownTool{Network, urlArgument}, "WebFetch webfetch fetch"},
-		{knownTool{Network, freeArgument}, "WebSearch websearch web_search"},
-		{knownTool{Agent, freeArgument}, "Task Agent task spawn_agent"},
-		{knownTool{Question, freeArgument}, "AskUserQuestion ExitPlanMode request_user_input question"},
-		{knownTool{Bookkeeping, freeArgument}, "TodoWrite TodoRead TaskCreate TaskGet TaskList TaskUpdate TaskOutput TaskStop Skill SlashCommand ToolSearch todowrite todoread skill update_plan"},
+		{knownTool{KindShell, commandArgument}, "Bash shell bash run_code execute"},
+		{knownTool{KindShell, anyArgument}, "BashOutput KillBash KillShell"},
+		{knownTool{KindRead, pathArgument}, "Read NotebookRead read read_file"},
+		{knownTool{KindRead, optionalPathArgument}, "Glob Grep LS glob grep list list_directory"},
+		{knownTool{KindEdit, pathArgument}, "Write Edit MultiEdit NotebookEdit write edit multiedit patch apply_patch write_file"},
+		{knownTool{KindNetwork, urlArgument}, "WebFetch webfetch fetch"},
+		{knownTool{KindNetwork, anyArgument}, "WebSearch websearch web_search"},
+		{knownTool{KindAgent, anyArgument}, "Task Agent task spawn_agent"},
+		{knownTool{KindQuestion, anyArgument}, "AskUserQuestion ExitPlanMode request_user_input question"},
+		{knownTool{KindBookkeeping, anyArgument}, "TodoWrite TodoRead TaskCreate TaskGet TaskList TaskUpdate TaskOutput TaskStop Skill SlashCommand ToolSearch todowrite todoread skill update_plan"},
 	} {
 		for _, name := range strings.Fields(l.names) {
 			out[name] = l.tool
@@ -66,10 +67,10 @@ func ParseCall(text string, agent events.AgentSpec) (Call, error) {
 	case name == "" || strings.ContainsAny(name, " \t\n)"):
 		return Call{}, fmt.Errorf("%.100q is not a call; write Tool or Tool(argument)", text)
 	}
-	c := Call{Tool: name, Kind: Unknown, Named: slices.Contains(agent.Tools.Allow, name), LeftOut: slices.Contains(agent.Tools.Deny, name)}
-	tool, known := knownTools()[name]
-	if server, of := serverOf(agent.MCPServers, name); server != nil {
-		tool, known = knownTool{Server, freeArgument}, true
+	c := Call{Tool: name, Kind: KindUnknown, Named: slices.Contains(agent.Tools.Allow, name), LeftOut: slices.Contains(agent.Tools.Deny, name)}
+	tool, known := architectureTools()[name]
+	if server, of := serverOfTool(agent.MCPServers, name); server != nil {
+		tool, known = knownTool{KindMCPTool, anyArgument}, true
 		c.LeftOut = c.LeftOut || len(server.Tools) > 0 && !slices.Contains(server.Tools, of)
 	}
 	if !known && hasArgument {
@@ -81,15 +82,15 @@ func ParseCall(text string, agent events.AgentSpec) (Call, error) {
 	return c, c.setArgument(tool.argument, strings.TrimSpace(argument))
 }
 
-// setArgument sets what the argument of a call means.
-func (c *Call) setArgument(meaning argument, s string) error {
+// setArgument sets the field of the call that corresponds to the meaning of the argument s.
+func (c *Call) setArgument(meaning argumentMeaning, s string) error {
 	switch {
 	case s == "" && (meaning == commandArgument || meaning == pathArgument || meaning == urlArgument):
-		return fmt.Errorf("%s needs an argument; write %s(%s)", c.Tool, c.Tool, map[argument]string{commandArgument: "command", pathArgument: "path", urlArgument: "URL"}[meaning])
+		return fmt.Errorf("%s needs an argument; write %s(%s)", c.Tool, c.Tool, map[argumentMeaning]string{commandArgument: "command", pathArgument: "path", urlArgument: "URL"}[meaning])
 	case s == "":
 	case meaning == commandArgument:
 		c.Command = s
-	case meaning == pathArgument, meaning == optionalPath:
+	case meaning == pathArgument, meaning == optionalPathArgument:
 		c.Paths = []Path{parsePath(s)}
 	case meaning == urlArgument:
 		if !strings.Contains(s, "://") {
@@ -104,7 +105,7 @@ func (c *Call) setArgument(meaning argument, s string) error {
 	return nil
 }
 
-// parsePath returns a path in a sandbox.
+// parsePath returns the path that a person wrote, relative to the workspace if it is inside.
 func parsePath(s string) Path {
 	if strings.HasPrefix(s, "~") {
 		return Path{Path: s, Outside: true}
@@ -122,9 +123,9 @@ func parsePath(s string) Path {
 	return Path{Path: s, Outside: true}
 }
 
-// serverOf returns the MCP server of a tool and the server's own name of the tool, or nil. Agents call it mcp__server__tool,
-// server__tool or server_tool.
-func serverOf(servers []events.MCPServer, tool string) (*events.MCPServer, string) {
+// serverOfTool returns the MCP server to which a tool belongs and the server's own name of the tool, or nil. Agents
+// call the tool mcp__server__tool, server__tool or server_tool.
+func serverOfTool(servers []events.MCPServer, tool string) (*events.MCPServer, string) {
 	var found *events.MCPServer
 	own := ""
 	for i, s := range servers {

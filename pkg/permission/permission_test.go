@@ -13,31 +13,31 @@ import (
 func inside(path string) permission.Path  { return permission.Path{Path: path} }
 func outside(path string) permission.Path { return permission.Path{Path: path, Outside: true} }
 
-func files(tool string, kind permission.Kind, paths ...permission.Path) permission.Call {
+func files(tool string, kind permission.CallKind, paths ...permission.Path) permission.Call {
 	return permission.Call{Tool: tool, Kind: kind, Paths: paths}
 }
 
 // calls are one call of each sort.
 func calls() map[string]permission.Call {
 	return map[string]permission.Call{
-		"read":        files("Read", permission.Read, inside("a")),
-		"search":      files("Grep", permission.Read),
-		"readOutside": files("Read", permission.Read, inside("a"), outside("/etc/passwd")),
-		"skill":       files("Read", permission.Read, permission.Path{Path: "/skills/s/x", Outside: true, Skill: true}),
-		"edit":        files("Edit", permission.Edit, inside("a")),
-		"editOutside": files("Edit", permission.Edit, outside("/etc/passwd")),
-		"editSkill":   files("Edit", permission.Edit, permission.Path{Path: "/skills/s/x", Outside: true, Skill: true}),
+		"read":        files("Read", permission.KindRead, inside("a")),
+		"search":      files("Grep", permission.KindRead),
+		"readOutside": files("Read", permission.KindRead, inside("a"), outside("/etc/passwd")),
+		"skill":       files("Read", permission.KindRead, permission.Path{Path: "/skills/s/x", Outside: true, Skill: true}),
+		"edit":        files("Edit", permission.KindEdit, inside("a")),
+		"editOutside": files("Edit", permission.KindEdit, outside("/etc/passwd")),
+		"editSkill":   files("Edit", permission.KindEdit, permission.Path{Path: "/skills/s/x", Outside: true, Skill: true}),
 		"shell":       bash("ls"),
-		"network":     {Tool: "WebFetch", Kind: permission.Network, Hosts: []string{"example.com"}},
-		"named":       {Tool: "WebFetch", Kind: permission.Network, Named: true},
-		"agent":       {Tool: "Task", Kind: permission.Agent},
-		"books":       {Tool: "TodoWrite", Kind: permission.Bookkeeping},
-		"server":      {Tool: "mcp__s__t", Kind: permission.Server},
-		"destroys":    {Tool: "mcp__s__t", Kind: permission.Server, Destructive: true},
-		"question":    {Tool: "AskUserQuestion", Kind: permission.Question},
-		"namedAsk":    {Tool: "AskUserQuestion", Kind: permission.Question, Named: true},
-		"unknown":     {Tool: "X", Kind: permission.Unknown},
-		"leftOut":     {Tool: "Read", Kind: permission.Read, LeftOut: true},
+		"network":     {Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"example.com"}},
+		"named":       {Tool: "WebFetch", Kind: permission.KindNetwork, Named: true},
+		"agent":       {Tool: "Task", Kind: permission.KindAgent},
+		"books":       {Tool: "TodoWrite", Kind: permission.KindBookkeeping},
+		"server":      {Tool: "mcp__s__t", Kind: permission.KindMCPTool},
+		"destroys":    {Tool: "mcp__s__t", Kind: permission.KindMCPTool, Destructive: true},
+		"question":    {Tool: "AskUserQuestion", Kind: permission.KindQuestion},
+		"namedAsk":    {Tool: "AskUserQuestion", Kind: permission.KindQuestion, Named: true},
+		"unknown":     {Tool: "X", Kind: permission.KindUnknown},
+		"leftOut":     {Tool: "Read", Kind: permission.KindRead, LeftOut: true},
 	}
 }
 
@@ -110,19 +110,19 @@ func TestDecide_TakesTheFirstRuleThenToolsThenTheDefault(t *testing.T) {
 		"AX": "deny execution.rules[0] execution", "AXC": "allow execution.rules[1] execution", "AB": "ask rules[0] agent", "BB": "deny rules[1] agent", "BC": "allow rules[2] agent",
 		"D": "deny tools.D agent", "E": "allow tools.E agent", "F": "ask default agent", "ax": "ask default agent", "a/C": "allow rules[2] agent",
 	} {
-		e, err := p.Explain(permission.Call{Tool: tool, Kind: permission.Unknown})
+		e, err := p.Explain(permission.Call{Tool: tool, Kind: permission.KindUnknown})
 		if got := fmt.Sprint(e.Action, " ", e.Rule, " ", e.Layer); err != nil || got != want {
 			t.Errorf("%s: %s, want %s (%v)", tool, got, want, err)
 		}
 	}
 	// No rule gives a call to an agent that does not have the tool.
 	all := policy(t, events.Permissions{Preset: "full", Rules: []events.PermissionRule{{Then: "allow"}}, Tools: map[string]string{"X": "allow"}})
-	if d := all.Decide(permission.Call{Tool: "X", Kind: permission.Server, LeftOut: true}); d.Action != "deny" || d.Rule != permission.RuleLeftOut {
+	if d := all.Decide(permission.Call{Tool: "X", Kind: permission.KindMCPTool, LeftOut: true}); d.Action != "deny" || d.Rule != permission.RuleOmittedTool {
 		t.Error(d)
 	}
 	// A rule that allows a question asks it.
 	for _, q := range []events.Permissions{{Rules: []events.PermissionRule{{Then: "allow"}}}, {Tools: map[string]string{"Q": "allow"}}, {Default: "ask"}} {
-		if d := policy(t, q).Decide(permission.Call{Tool: "Q", Kind: permission.Question}); d.Action != "ask" {
+		if d := policy(t, q).Decide(permission.Call{Tool: "Q", Kind: permission.KindQuestion}); d.Action != "ask" {
 			t.Errorf("%+v: %+v", q, d)
 		}
 	}
@@ -131,11 +131,11 @@ func TestDecide_TakesTheFirstRuleThenToolsThenTheDefault(t *testing.T) {
 func TestDecide_MatchesPathsAndHosts(t *testing.T) {
 	t.Parallel()
 	net := func(hosts ...string) permission.Call {
-		return permission.Call{Tool: "WebFetch", Kind: permission.Network, Hosts: hosts}
+		return permission.Call{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: hosts}
 	}
 	path := func(globs ...string) events.PermissionRule { return events.PermissionRule{Path: globs} }
 	host := func(hosts ...string) events.PermissionRule { return events.PermissionRule{Host: hosts} }
-	edit := func(paths ...permission.Path) permission.Call { return files("Edit", permission.Edit, paths...) }
+	edit := func(paths ...permission.Path) permission.Call { return files("Edit", permission.KindEdit, paths...) }
 	for name, c := range map[string]struct {
 		rule       events.PermissionRule
 		call       permission.Call
@@ -159,7 +159,7 @@ func TestDecide_MatchesPathsAndHosts(t *testing.T) {
 		"inside that leads outside, glob": {path("/b"), edit(inside("../b")), true, true},
 		"outside of unknown place":        {path("/workspace/**", "/**", "**"), edit(outside("~/x")), false, true},
 		"outside below the workspace":     {path("/workspace/**"), edit(outside("/workspace/link")), false, true},
-		"shell command with paths":        {path("**"), permission.Call{Tool: "Bash", Kind: permission.Shell, Command: "ls", Paths: []permission.Path{inside("a")}}, false, false},
+		"shell command with paths":        {path("**"), permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: "ls", Paths: []permission.Path{inside("a")}}, false, false},
 		"call without a file":             {path("**"), net("example.com"), false, false},
 		"host":                            {host("example.com"), net("example.com"), true, true},
 		"host in capitals":                {host("Example.com"), net("EXAMPLE.com."), true, true},
@@ -170,9 +170,9 @@ func TestDecide_MatchesPathsAndHosts(t *testing.T) {
 		"two hosts":                       {host("example.com", "*.org"), net("example.com", "example.org"), true, true},
 		"address":                         {host("127.0.0.1", "[::1]"), net("127.0.0.1", "[::1]", "::1"), true, true},
 		"no host":                         {host("example.com"), net(), false, false},
-		"host of a shell command":         {host("example.com"), permission.Call{Tool: "Bash", Kind: permission.Shell, Command: "curl x", Hosts: []string{"example.com"}}, false, true},
+		"host of a shell command":         {host("example.com"), permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: "curl x", Hosts: []string{"example.com"}}, false, true},
 		"command and host": {events.PermissionRule{Command: []string{"curl"}, Host: []string{"example.com"}},
-			permission.Call{Tool: "Bash", Kind: permission.Shell, Command: "curl x", Hosts: []string{"example.com"}}, true, true},
+			permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: "curl x", Hosts: []string{"example.com"}}, true, true},
 		"tool and path":   {events.PermissionRule{Tool: "Edit", Path: []string{"**"}}, edit(inside("a")), true, true},
 		"other tool":      {events.PermissionRule{Tool: "Write", Path: []string{"**"}}, edit(inside("a")), false, false},
 		"command of none": {events.PermissionRule{Command: []string{"ls"}}, edit(inside("a")), false, false},
@@ -191,20 +191,20 @@ func TestDecide_MatchesPathsAndHosts(t *testing.T) {
 func TestClass_NamesFilesHostsAndTools(t *testing.T) {
 	t.Parallel()
 	for want, list := range map[string][]permission.Call{
-		"reads of files in the workspace":         {files("Read", permission.Read, inside("a"), inside("b/c")), files("Grep", permission.Read)},
-		"changes of files in the workspace":       {files("Edit", permission.Edit, inside("a")), files("Write", permission.Edit, inside("b/c"))},
-		"changes of files in /etc":                {files("Edit", permission.Edit, outside("/etc/a"), outside("/etc/b"))},
-		"changes of files in /etc, the workspace": {files("Edit", permission.Edit, inside("a"), outside("/etc/b"))},
-		"reads of files in /":                     {files("LS", permission.Read, outside("/etc"))},
-		"requests to example.com":                 {{Tool: "WebFetch", Kind: permission.Network, Hosts: []string{"Example.com", "example.com"}}},
-		"requests to a.com, b.com":                {{Tool: "WebFetch", Kind: permission.Network, Hosts: []string{"b.com", "a.com"}}},
-		"calls of WebSearch":                      {{Tool: "WebSearch", Kind: permission.Network}},
-		"calls of mcp__s__t":                      {{Tool: "mcp__s__t", Kind: permission.Server}},
-		"calls of X":                              {{Tool: "X", Kind: permission.Unknown}},
-		"sub-agents":                              {{Tool: "Task", Kind: permission.Agent}},
+		"reads of files in the workspace":         {files("Read", permission.KindRead, inside("a"), inside("b/c")), files("Grep", permission.KindRead)},
+		"changes of files in the workspace":       {files("Edit", permission.KindEdit, inside("a")), files("Write", permission.KindEdit, inside("b/c"))},
+		"changes of files in /etc":                {files("Edit", permission.KindEdit, outside("/etc/a"), outside("/etc/b"))},
+		"changes of files in /etc, the workspace": {files("Edit", permission.KindEdit, inside("a"), outside("/etc/b"))},
+		"reads of files in /":                     {files("LS", permission.KindRead, outside("/etc"))},
+		"requests to example.com":                 {{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"Example.com", "example.com"}}},
+		"requests to a.com, b.com":                {{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"b.com", "a.com"}}},
+		"calls of WebSearch":                      {{Tool: "WebSearch", Kind: permission.KindNetwork}},
+		"calls of mcp__s__t":                      {{Tool: "mcp__s__t", Kind: permission.KindMCPTool}},
+		"calls of X":                              {{Tool: "X", Kind: permission.KindUnknown}},
+		"sub-agents":                              {{Tool: "Task", Kind: permission.KindAgent}},
 		"": {
-			{Tool: "AskUserQuestion", Kind: permission.Question}, files("Edit", permission.Edit), files("Edit", permission.Edit, outside("~/x")), files("Edit", permission.Edit, outside("/a,b/c")), files("Edit", permission.Edit, outside("/a\x1b/c")),
-			{Tool: "WebFetch", Kind: permission.Network, Hosts: []string{"a.com, b.com"}}, {Tool: "X\u202e", Kind: permission.Server}, {Tool: strings.Repeat("x", 600), Kind: permission.Server},
+			{Tool: "AskUserQuestion", Kind: permission.KindQuestion}, files("Edit", permission.KindEdit), files("Edit", permission.KindEdit, outside("~/x")), files("Edit", permission.KindEdit, outside("/a,b/c")), files("Edit", permission.KindEdit, outside("/a\x1b/c")),
+			{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"a.com, b.com"}}, {Tool: "X\u202e", Kind: permission.KindMCPTool}, {Tool: strings.Repeat("x", 600), Kind: permission.KindMCPTool},
 		},
 	} {
 		for _, c := range list {
@@ -225,11 +225,11 @@ func TestExplain_NamesRuleAndClass(t *testing.T) {
 	if err != nil || got != want {
 		t.Errorf("%+v (%v)", got, err)
 	}
-	got, err = p.Explain(files("Edit", permission.Edit, outside("/x")))
+	got, err = p.Explain(files("Edit", permission.KindEdit, outside("/x")))
 	if err != nil || got.Action != "deny" || got.Layer != "preset" || got.Class != "" || got.Unattended != "" || !strings.Contains(got.Reason, "/x is outside") {
 		t.Errorf("%+v (%v)", got, err)
 	}
-	if p.TimeoutMs() != 5 || !p.SkipsUnattended() || p.Unattended() {
+	if p.TimeoutMs() != 5 || !p.ReportsDeniedAsSkipped() || p.IsUnattended() {
 		t.Error("the policy lost its settings")
 	}
 }
@@ -244,9 +244,9 @@ func BenchmarkDecide(b *testing.B) {
 		policy *permission.Policy
 		call   permission.Call
 	}{
-		"no permissions":          {&permission.Policy{}, files("Edit", permission.Edit, inside("a/b.go"))},
-		"102 rules, file":         {policy(b, events.Permissions{Rules: rules}), files("Edit", permission.Edit, inside("a/b.go"))},
-		"102 rules, MCP server":   {policy(b, events.Permissions{Rules: rules}), permission.Call{Tool: "mcp__other__t", Kind: permission.Server}},
+		"no permissions":          {&permission.Policy{}, files("Edit", permission.KindEdit, inside("a/b.go"))},
+		"102 rules, file":         {policy(b, events.Permissions{Rules: rules}), files("Edit", permission.KindEdit, inside("a/b.go"))},
+		"102 rules, MCP server":   {policy(b, events.Permissions{Rules: rules}), permission.Call{Tool: "mcp__other__t", Kind: permission.KindMCPTool}},
 		"102 rules, command":      {policy(b, events.Permissions{Rules: rules}), bash("cd /workspace && go test ./... 2>&1 | tail -20")},
 		"no permissions, command": {&permission.Policy{}, bash("cd /workspace && go test ./... 2>&1 | tail -20")},
 	} {

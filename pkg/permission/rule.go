@@ -11,28 +11,28 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// workspaceRoot is the folder of the workspace for absolute globs, in every sandbox.
+// workspaceRoot is the folder of the workspace in every sandbox, to which absolute globs refer.
 const workspaceRoot = "/workspace"
 
-// rule is a rule of a policy that is ready to be matched.
-type rule struct {
+// compiledRule is a rule of a policy with parsed conditions, ready to be matched with calls.
+type compiledRule struct {
 	events.PermissionRule
 	name     string
 	commands [][]string
 	hosts    []hostRule
 }
 
-// hostRule matches one host, or all hosts below it.
+// hostRule is a rule's condition that matches one host, or all hosts below it.
 type hostRule struct {
 	host  string
 	below bool
 }
 
-// compile returns valid rules. prefix is the beginning of their names.
-func compile(rules []events.PermissionRule, prefix string) []rule {
-	out := make([]rule, len(rules))
+// compileRules compiles valid rules. prefix is the beginning of the names of the compiled rules.
+func compileRules(rules []events.PermissionRule, prefix string) []compiledRule {
+	out := make([]compiledRule, len(rules))
 	for i, r := range rules {
-		out[i] = rule{PermissionRule: r, name: element(prefix+"rules", i)}
+		out[i] = compiledRule{PermissionRule: r, name: joinIndex(prefix+"rules", i)}
 		for _, c := range r.Command {
 			out[i].commands = append(out[i].commands, strings.Fields(c))
 		}
@@ -44,7 +44,7 @@ func compile(rules []events.PermissionRule, prefix string) []rule {
 	return out
 }
 
-// canonicalHost returns a host in the form in which hosts are compared.
+// canonicalHost returns the canonical form of a host, in which rules compare hosts.
 func canonicalHost(s string) string {
 	if h, err := egress.ParseHost(s); err == nil {
 		return h.String()
@@ -52,16 +52,17 @@ func canonicalHost(s string) string {
 	return strings.ToLower(strings.Trim(strings.TrimSuffix(s, "."), "[]"))
 }
 
-// subject is a call with what rules need of it.
-type subject struct {
+// analyzedCall is a tool call with its canonical paths and hosts and the analysis of its command, which rules are
+// matched with.
+type analyzedCall struct {
 	Call
-	paths  []string // of canonicalPath
-	hosts  []string // canonical
-	parsed *script  // nil before a rule needs it
+	paths  []string     // of canonicalPath
+	hosts  []string     // canonical
+	parsed *shellScript // nil before a rule needs it
 }
 
-func newSubject(c Call) *subject {
-	s := &subject{Call: c}
+func newAnalyzedCall(c Call) *analyzedCall {
+	s := &analyzedCall{Call: c}
 	for _, p := range c.Paths {
 		s.paths = append(s.paths, canonicalPath(p))
 	}
@@ -71,8 +72,8 @@ func newSubject(c Call) *subject {
 	return s
 }
 
-// canonicalPath returns a clean path: relative inside of the workspace, absolute outside, and "" if a path outside does not say
-// where it is, such as ~/x.
+// canonicalPath returns a clean path: relative inside of the workspace, absolute outside, and "" for a path outside
+// whose folder is unknown, such as ~/x.
 func canonicalPath(p Path) string {
 	clean := path.Clean(p.Path)
 	if !p.Outside && path.IsAbs(clean) || !p.Outside && clean != ".." && !strings.HasPrefix(clean, "../") {
@@ -87,44 +88,46 @@ func canonicalPath(p Path) string {
 	return clean
 }
 
-// script returns the analysis of the command.
-func (s *subject) script() *script {
+// script returns the analysis of the call's shell command.
+func (s *analyzedCall) script() *shellScript {
 	if s.parsed == nil {
-		s.parsed = analyze(s.Command)
+		s.parsed = analyzeScript(s.Command)
 	}
 	return s.parsed
 }
 
-// matches reports whether a rule decides a call. An allow rule matches only if all of the call meets its conditions, and a
-// deny or ask rule if some of it does.
-func (r *rule) matches(s *subject) bool {
+// matches reports whether a rule decides a call. An allow rule matches only if the whole call meets its conditions, and
+// a deny or ask rule if a part of the call does.
+func (r *compiledRule) matches(s *analyzedCall) bool {
 	allow := r.Then == events.PermissionAllow
 	return matchesTool(r.Tool, s.Tool) &&
 		(len(r.commands) == 0 || s.Command != "" && matchesCommand(r.commands, s.script(), allow)) &&
-		(len(r.Path) == 0 || s.Kind != Shell && some(s.paths, allow, r.matchesPath)) &&
-		(len(r.hosts) == 0 || (s.Kind != Shell || !allow || len(r.commands) > 0) && some(s.hosts, allow, r.matchesHost))
+		(len(r.Path) == 0 || s.Kind != KindShell && someOrAll(s.paths, allow, r.matchesPath)) &&
+		(len(r.hosts) == 0 || (s.Kind != KindShell || !allow || len(r.commands) > 0) && someOrAll(s.hosts, allow, r.matchesHost))
 }
 
-// some reports whether one element of a list meets a condition, or with all whether it has elements and all of them do.
-func some[E any](list []E, all bool, meets func(E) bool) bool {
+// someOrAll reports whether an element of a list meets a condition. If all is set, it reports whether the list has
+// elements and all of them meet the condition.
+func someOrAll[E any](list []E, all bool, meets func(E) bool) bool {
 	if !all {
 		return slices.ContainsFunc(list, meets)
 	}
 	return len(list) > 0 && !slices.ContainsFunc(list, func(e E) bool { return !meets(e) })
 }
 
-// matchesTool reports whether a valid glob matches the name of a tool. A slash in the name is a character like any other.
+// matchesTool reports whether a valid glob matches the name of a tool. A slash in the name is not special.
 func matchesTool(glob, name string) bool {
 	if glob == "" || glob == "*" || glob == name {
 		return true
 	}
-	ok, err := path.Match(withoutSlashes(glob), withoutSlashes(name))
+	ok, err := path.Match(replaceSlashes(glob), replaceSlashes(name))
 	return err == nil && ok
 }
 
-func withoutSlashes(s string) string { return strings.ReplaceAll(s, "/", "\x00") }
+// replaceSlashes replaces slashes by NUL, so that path.Match does not treat them as separators.
+func replaceSlashes(s string) string { return strings.ReplaceAll(s, "/", "\x00") }
 
-func (r *rule) matchesPath(p string) bool {
+func (r *compiledRule) matchesPath(p string) bool {
 	if p == "" {
 		return r.Then != events.PermissionAllow
 	}
@@ -141,7 +144,7 @@ func (r *rule) matchesPath(p string) bool {
 	})
 }
 
-func (r *rule) matchesHost(host string) bool {
+func (r *compiledRule) matchesHost(host string) bool {
 	return slices.ContainsFunc(r.hosts, func(h hostRule) bool {
 		if h.below {
 			return strings.HasSuffix(host, "."+h.host)
@@ -150,20 +153,20 @@ func (r *rule) matchesHost(host string) bool {
 	})
 }
 
-// matchesCommand reports whether commands of a rule match a script.
-func matchesCommand(commands [][]string, s *script, allow bool) bool {
+// matchesCommand reports whether the command condition of a rule matches a script. allow is set for an allow rule.
+func matchesCommand(commands [][]string, s *shellScript, allow bool) bool {
 	if allow {
-		return some(s.commands, true, func(call []word) bool {
-			return slices.ContainsFunc(commands, func(c []string) bool { return beginsWith(call, c) })
+		return someOrAll(s.commands, true, func(call []commandWord) bool {
+			return slices.ContainsFunc(commands, func(c []string) bool { return beginsWithWords(call, c) })
 		})
 	}
-	return s.opaque || slices.ContainsFunc(s.calls, func(call []word) bool {
-		return slices.ContainsFunc(commands, func(c []string) bool { return mayBe(call, c) })
+	return s.opaque || slices.ContainsFunc(s.calls, func(call []commandWord) bool {
+		return slices.ContainsFunc(commands, func(c []string) bool { return mayRun(call, c) })
 	})
 }
 
-// beginsWith reports whether a command begins with words.
-func beginsWith(call []word, words []string) bool {
+// beginsWithWords reports whether a command begins with the given words.
+func beginsWithWords(call []commandWord, words []string) bool {
 	if len(call) < len(words) {
 		return false
 	}
@@ -175,9 +178,10 @@ func beginsWith(call []word, words []string) bool {
 	return true
 }
 
-// mayBe reports whether a command runs the program of words with the other words as its first arguments. The program may be
-// named by its path, and options with their values may come before an argument. An argument that is not literal may be any.
-func mayBe(call []word, words []string) bool {
+// mayRun reports whether a command may run the program words[0] with the other words as its first arguments. The
+// command may name the program by its path, and may have options with values before an argument. An argument that is
+// not literal may have any value.
+func mayRun(call []commandWord, words []string) bool {
 	if path.Base(call[0].text) != path.Base(words[0]) {
 		return false
 	}

@@ -11,42 +11,43 @@ import (
 
 // Limits of scripts that are parsed. Linux starts no command with a longer argument; the parser is recursive.
 const (
-	maxScript  = 128 << 10 // bytes
-	maxDepth   = 500       // brackets that are open at the same time
-	maxCalls   = 2000      // commands of a script for deny and ask rules
-	maxScripts = 8         // scripts inside of scripts, as in eval and sh -c
+	maxScriptLength  = 128 << 10 // bytes
+	maxOpenBrackets  = 500       // brackets that are open at the same time
+	maxCalls         = 2000      // commands of a script for deny and ask rules
+	maxNestedScripts = 8         // scripts inside of scripts, as in eval and sh -c
 )
 
-// word is a word of a command.
-type word struct {
+// commandWord is a word of a shell command.
+type commandWord struct {
 	text    string
 	literal bool // the shell passes the text as it is; otherwise the text is not known before the script runs
 	tilde   bool // the shell may expand the first character
 }
 
-// script is what a shell command runs. Allow rules look at commands, and deny and ask rules at calls.
-type script struct {
+// shellScript is the analysis of a shell command: the commands that it runs. Allow rules use the field commands; deny
+// and ask rules use calls.
+type shellScript struct {
 	// commands are the simple commands, including those in substitutions. They are nil if the script has anything other
 	// than simple commands with words, pipelines, lists, conditions and loops.
-	commands [][]word
+	commands [][]commandWord
 	// simple means that the script is one command of commands, without substitutions of commands and input.
 	simple bool
 	// calls are all commands that the script may run, also those that other commands start, such as sudo.
-	calls [][]word
+	calls [][]commandWord
 	// opaque means that the script may also run commands that are not known.
 	opaque bool
 }
 
-// parse returns the syntax tree of a script, or nil if it cannot be parsed.
-func parse(text string) *syntax.File {
-	if len(text) > maxScript || !utf8.ValidString(text) || strings.Contains(text, "\\\r\n") { // the parser takes the latter for a line that goes on
+// parseScript returns the syntax tree of a shell script, or nil if it cannot be parsed.
+func parseScript(text string) *syntax.File {
+	if len(text) > maxScriptLength || !utf8.ValidString(text) || strings.Contains(text, "\\\r\n") { // the parser takes the latter for a line that goes on
 		return nil
 	}
 	depth := 0
 	for i := range len(text) {
 		switch text[i] {
 		case '(', '[', '{':
-			if depth++; depth > maxDepth {
+			if depth++; depth > maxOpenBrackets {
 				return nil
 			}
 		case ')', ']', '}':
@@ -60,8 +61,8 @@ func parse(text string) *syntax.File {
 	return f
 }
 
-// continuesComment reports whether a comment ends with a backslash. For a shell the next line is not part of the comment, but
-// for the parser it is.
+// continuesComment reports whether a comment ends with a backslash. Shells do not treat the next line as part of the
+// comment, but the parser does.
 func continuesComment(f *syntax.File, text string) bool {
 	found := false
 	syntax.Walk(f, func(n syntax.Node) bool {
@@ -79,10 +80,10 @@ func continuesComment(f *syntax.File, text string) bool {
 	return found
 }
 
-// analyze returns what a shell command runs. It reads the command as Bash does.
-func analyze(command string) *script {
-	s := &script{}
-	f := parse(command)
+// analyzeScript returns the analysis of a shell command, which it parses as Bash does.
+func analyzeScript(command string) *shellScript {
+	s := &shellScript{}
+	f := parseScript(command)
 	if f == nil {
 		s.opaque = true
 		return s
@@ -90,15 +91,15 @@ func analyze(command string) *script {
 	s.addCalls(f, 0)
 	s.commands, s.simple = plainCommands(command, f)
 	if s.simple {
-		if inner, ok := shellArgument(s.commands[0]); ok {
-			s.commands, s.simple = plainCommands(inner, parse(inner))
+		if inner, ok := wrappedScript(s.commands[0]); ok {
+			s.commands, s.simple = plainCommands(inner, parseScript(inner))
 		}
 	}
 	return s
 }
 
-// shellArgument returns the script of the command bash -c SCRIPT, in which some agents wrap every command.
-func shellArgument(command []word) (string, bool) {
+// wrappedScript returns the script of a command bash -c SCRIPT; some agents wrap every command in this way.
+func wrappedScript(command []commandWord) (string, bool) {
 	if len(command) != 3 || !command[0].literal || !command[1].literal || !command[2].literal {
 		return "", false
 	}
@@ -109,30 +110,30 @@ func shellArgument(command []word) (string, bool) {
 	return "", false
 }
 
-// plainReader collects the commands of a script for allow rules. Its methods report whether a part of the script has only
-// constructs whose commands are known.
-type plainReader struct {
-	commands [][]word
+// plainScriptReader collects the commands of a shell script for allow rules. Its methods report whether a part of the
+// script has only constructs whose commands are known.
+type plainScriptReader struct {
+	commands [][]commandWord
 	simple   bool
 }
 
-// plainCommands returns script.commands and script.simple.
-func plainCommands(text string, f *syntax.File) ([][]word, bool) {
+// plainCommands returns the values of shellScript.commands and shellScript.simple.
+func plainCommands(text string, f *syntax.File) ([][]commandWord, bool) {
 	if f == nil || strings.ContainsFunc(text, func(r rune) bool { return r < ' ' && r != '\n' && r != '\t' || r == 0x7f }) {
 		return nil, false // shells read control characters in different ways
 	}
 	if strings.Contains(text, "\\\n") && strings.Contains(text, "#") {
 		return nil, false // see continuesComment
 	}
-	p := plainReader{simple: true}
-	if !p.stmts(f.Stmts) || len(p.commands) > 1 && slices.ContainsFunc(p.commands, changesCommands) {
+	p := plainScriptReader{simple: true}
+	if !p.collectStatements(f.Stmts) || len(p.commands) > 1 && slices.ContainsFunc(p.commands, changesCommands) {
 		return nil, false
 	}
 	return p.commands, p.simple && len(p.commands) == 1
 }
 
-// changesCommands reports whether a command can change which programs the names of later commands start.
-func changesCommands(command []word) bool {
+// changesCommands reports whether a command can change which programs later command names start, as alias does.
+func changesCommands(command []commandWord) bool {
 	switch command[0].text {
 	case "printf":
 		return len(command) > 1 && (!command[1].literal || strings.HasPrefix(command[1].text, "-v"))
@@ -142,21 +143,21 @@ func changesCommands(command []word) bool {
 	return false
 }
 
-func (p *plainReader) stmts(list []*syntax.Stmt) bool {
+func (p *plainScriptReader) collectStatements(list []*syntax.Stmt) bool {
 	for _, s := range list {
-		if !p.stmt(s) {
+		if !p.collectStatement(s) {
 			return false
 		}
 	}
 	return len(list) > 0
 }
 
-func (p *plainReader) stmt(s *syntax.Stmt) bool {
+func (p *plainScriptReader) collectStatement(s *syntax.Stmt) bool {
 	if s.Coprocess || s.Disown {
 		return false
 	}
 	for _, r := range s.Redirs {
-		if !p.redirect(r) {
+		if !p.isHarmlessRedirect(r) {
 			return false
 		}
 	}
@@ -166,32 +167,32 @@ func (p *plainReader) stmt(s *syntax.Stmt) bool {
 	}
 	switch c := s.Cmd.(type) {
 	case *syntax.CallExpr:
-		return p.call(call)
+		return p.collectCall(call)
 	case *syntax.BinaryCmd:
-		return p.stmt(c.X) && p.stmt(c.Y)
+		return p.collectStatement(c.X) && p.collectStatement(c.Y)
 	case *syntax.Subshell:
-		return p.stmts(c.Stmts)
+		return p.collectStatements(c.Stmts)
 	case *syntax.Block:
-		return p.stmts(c.Stmts)
+		return p.collectStatements(c.Stmts)
 	case *syntax.IfClause:
 		for ; c != nil; c = c.Else {
-			if len(c.Cond) > 0 && !p.stmts(c.Cond) || !p.stmts(c.Then) {
+			if len(c.Cond) > 0 && !p.collectStatements(c.Cond) || !p.collectStatements(c.Then) {
 				return false
 			}
 		}
 		return true
 	case *syntax.WhileClause:
-		return p.stmts(c.Cond) && p.stmts(c.Do)
+		return p.collectStatements(c.Cond) && p.collectStatements(c.Do)
 	}
 	return false // among others functions, loops over words and tests, which assign variables or evaluate words
 }
 
-func (p *plainReader) call(c *syntax.CallExpr) bool {
+func (p *plainScriptReader) collectCall(c *syntax.CallExpr) bool {
 	if len(c.Assigns) > 0 || len(c.Args) == 0 {
 		return false
 	}
 	for _, w := range c.Args {
-		if !p.word(w) {
+		if !p.isKnownWord(w) {
 			return false
 		}
 	}
@@ -199,26 +200,28 @@ func (p *plainReader) call(c *syntax.CallExpr) bool {
 	return true
 }
 
-func (p *plainReader) word(w *syntax.Word) bool { return w == nil || p.parts(w.Parts) }
+func (p *plainScriptReader) isKnownWord(w *syntax.Word) bool {
+	return w == nil || p.areKnownParts(w.Parts)
+}
 
-func (p *plainReader) parts(list []syntax.WordPart) bool {
+func (p *plainScriptReader) areKnownParts(list []syntax.WordPart) bool {
 	for _, part := range list {
 		ok := false
 		switch x := part.(type) {
 		case *syntax.Lit, *syntax.SglQuoted:
 			ok = true
 		case *syntax.DblQuoted:
-			ok = p.parts(x.Parts)
+			ok = p.areKnownParts(x.Parts)
 		case *syntax.ParamExp:
 			// Other expansions can assign variables or evaluate their values.
 			ok = x.Param != nil && x.Flags == nil && !x.Excl && !x.Length && !x.Width && !x.IsSet && x.Split == 0 && x.GlobSubst == 0 &&
 				x.RcExpand == 0 && x.NestedParam == nil && x.Index == nil && x.Modifiers == nil && x.Slice == nil && x.Repl == nil && x.Names == 0 && x.Exp == nil
 		case *syntax.CmdSubst:
 			p.simple = false
-			ok = !x.TempFile && !x.ReplyVar && p.stmts(x.Stmts)
+			ok = !x.TempFile && !x.ReplyVar && p.collectStatements(x.Stmts)
 		case *syntax.ProcSubst:
 			p.simple = false
-			ok = p.stmts(x.Stmts)
+			ok = p.collectStatements(x.Stmts)
 		}
 		if !ok {
 			return false
@@ -227,10 +230,10 @@ func (p *plainReader) parts(list []syntax.WordPart) bool {
 	return true
 }
 
-var delimiter = regexp.MustCompile(`^[A-Za-z0-9_]+$`)
+var heredocDelimiter = regexp.MustCompile(`^[A-Za-z0-9_]+$`)
 
-// redirect reports whether a redirection writes no file and connects to nothing.
-func (p *plainReader) redirect(r *syntax.Redirect) bool {
+// isHarmlessRedirect reports whether a redirection neither writes a file nor connects to a host.
+func (p *plainScriptReader) isHarmlessRedirect(r *syntax.Redirect) bool {
 	if r.N != nil && strings.Trim(r.N.Value, "0123456789") != "" {
 		return false // assigns a variable
 	}
@@ -247,32 +250,32 @@ func (p *plainReader) redirect(r *syntax.Redirect) bool {
 		return target.literal && !strings.HasPrefix(target.text, "/dev/tcp/") && !strings.HasPrefix(target.text, "/dev/udp/")
 	case syntax.Hdoc, syntax.DashHdoc:
 		// Shells agree on the end of the text only for such delimiters.
-		return target.literal && delimiter.MatchString(target.text) && p.word(r.Hdoc)
+		return target.literal && heredocDelimiter.MatchString(target.text) && p.isKnownWord(r.Hdoc)
 	case syntax.WordHdoc:
-		return p.word(r.Word)
+		return p.isKnownWord(r.Word)
 	}
 	return false
 }
 
-func readWords(list []*syntax.Word) []word {
-	out := make([]word, len(list))
+func readWords(list []*syntax.Word) []commandWord {
+	out := make([]commandWord, len(list))
 	for i, w := range list {
 		out[i] = readWord(w)
 	}
 	return out
 }
 
-// readWord returns a word of the script.
-func readWord(w *syntax.Word) word {
+// readWord returns a word of the script with its quotes and escapes removed.
+func readWord(w *syntax.Word) commandWord {
 	var b strings.Builder
-	out := word{literal: true}
+	out := commandWord{literal: true}
 	if w == nil {
-		return word{}
+		return commandWord{}
 	}
 	for i, part := range w.Parts {
 		switch x := part.(type) {
 		case *syntax.Lit:
-			text, ok := unescape(x.Value, "")
+			text, ok := unescapeLiteral(x.Value, "")
 			if !ok && x.Value != "[" {
 				out.literal = false
 			}
@@ -295,7 +298,7 @@ func readWord(w *syntax.Word) word {
 					out.literal = false
 					continue
 				}
-				text, _ := unescape(lit.Value, "\"\\$`")
+				text, _ := unescapeLiteral(lit.Value, "\"\\$`")
 				b.WriteString(text)
 			}
 		default:
@@ -306,9 +309,10 @@ func readWord(w *syntax.Word) word {
 	return out
 }
 
-// unescape removes the backslashes of a literal. With quoted it is inside of double quotes, where a backslash escapes only
-// these characters. It reports whether the literal has no pattern that the shell expands.
-func unescape(s, quoted string) (string, bool) {
+// unescapeLiteral removes the backslashes of a literal. quoted are the characters that a backslash escapes inside of
+// double quotes, or "" outside of them. unescapeLiteral reports whether the literal has no pattern that the shell
+// expands.
+func unescapeLiteral(s, quoted string) (string, bool) {
 	if !strings.ContainsAny(s, `\*?[{}`) {
 		return s, true
 	}

@@ -11,17 +11,17 @@ import (
 	"syscall"
 )
 
-// account is the user that runs Postgres: the current user or, because Postgres refuses to run as root, an
-// unprivileged user.
-type account struct {
+// postgresAccount is the operating system user that runs Postgres: the current user or, because Postgres refuses to run
+// as root, an unprivileged user.
+type postgresAccount struct {
 	name     string
 	uid, gid int
 	switched bool
 }
 
-func unprivilegedAccount() (account, error) {
+func unprivilegedAccount() (postgresAccount, error) {
 	if os.Geteuid() != 0 {
-		return account{name: strconv.Itoa(os.Geteuid()), uid: os.Geteuid(), gid: os.Getegid()}, nil
+		return postgresAccount{name: strconv.Itoa(os.Geteuid()), uid: os.Geteuid(), gid: os.Getegid()}, nil
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)
@@ -31,13 +31,14 @@ func unprivilegedAccount() (account, error) {
 		uid, uerr := strconv.Atoi(u.Uid)
 		gid, gerr := strconv.Atoi(u.Gid)
 		if uerr == nil && gerr == nil && uid > 0 {
-			return account{name: name, uid: uid, gid: gid, switched: true}, nil
+			return postgresAccount{name: name, uid: uid, gid: gid, switched: true}, nil
 		}
 	}
-	return account{}, errors.New("postgres: cannot run as root, and the users postgres and nobody do not exist: run as another user, or set SPOOL_DATABASE_URL")
+	return postgresAccount{}, errors.New("postgres: cannot run as root, and the users postgres and nobody do not exist: run as another user, or set SPOOL_DATABASE_URL")
 }
 
-func (a account) apply(cmd *exec.Cmd) {
+// runAs makes cmd run as the account.
+func (a postgresAccount) runAs(cmd *exec.Cmd) {
 	if !a.switched {
 		return
 	}
@@ -49,7 +50,7 @@ func (a account) apply(cmd *exec.Cmd) {
 
 // chown changes the owner of path and everything below it to the account. It skips a cluster that the account owns
 // already.
-func (a account) chown(path string) error {
+func (a postgresAccount) chown(path string) error {
 	if !a.switched {
 		return nil
 	}
@@ -74,7 +75,7 @@ func (a account) chown(path string) error {
 }
 
 // canEnter reports whether the account may enter path and every folder above it.
-func (a account) canEnter(path string) bool {
+func (a postgresAccount) canEnter(path string) bool {
 	if !a.switched {
 		return true
 	}

@@ -25,14 +25,14 @@ func StartOrphan(dir string) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(bins.postgres, "-D", s.clusterPath(), "-c", "listen_addresses=", "-c", "unix_socket_directories=")
-	s.tail = &tailWriter{logger: s.logger}
-	s.prepare(cmd)
+	cmd := exec.Command(bins.postgres, "-D", s.pathForPostgres(), "-c", "listen_addresses=", "-c", "unix_socket_directories=")
+	s.tail = &outputWriter{logger: s.logger}
+	s.prepareCommand(cmd)
 	proc, err := startProcess(cmd)
 	if err != nil {
 		return nil, err
 	}
-	for !serves(proc.pid(), s.clusterDir()) {
+	for !isPostmasterOf(proc.pid(), s.clusterDir()) {
 		select {
 		case <-proc.done:
 			return nil, proc.err

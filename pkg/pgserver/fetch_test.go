@@ -55,7 +55,7 @@ func repository(t *testing.T, downloads *atomic.Int32) string {
 
 func TestStart_FetchesABinaryOnce(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips or fails the test if the machine has no Postgres for the scripts to run
+	pgtest.NewDatabase(t) // skips or fails the test if the machine has no Postgres for the scripts to run
 	// The folder is not t.TempDir, because another user must be able to execute the binaries when root runs the
 	// tests.
 	fetchDir, err := os.MkdirTemp("", "spool-fetch-") //nolint:usetesting // another user must reach the folder
@@ -70,7 +70,7 @@ func TestStart_FetchesABinaryOnce(t *testing.T) {
 	cfg := pgserver.Config{DataDir: t.TempDir(), Fast: true, FetchURL: repository(t, &downloads)}
 	cfg = cfg.OnBareMachine(filepath.Join(fetchDir, "postgres"))
 	for range 2 {
-		srv := pgtest.Server(t, cfg)
+		srv := pgtest.StartServer(t, cfg)
 		if err := exec(t, srv.URL(), "SELECT 1"); err != nil {
 			t.Fatal(err)
 		}

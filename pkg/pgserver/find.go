@@ -5,9 +5,9 @@ import (
 	"os"
 )
 
-// Find returns the Postgres binary that Start would run, without creating or downloading anything. It returns
+// FindBinary returns the Postgres binary that Start would run, without creating or downloading anything. It returns
 // ErrNoBinary if Start would have to download one.
-func Find(ctx context.Context, cfg Config) (string, error) {
+func FindBinary(ctx context.Context, cfg Config) (string, error) {
 	if err := cfg.validate(); err != nil {
 		return "", err
 	}

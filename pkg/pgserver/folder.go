@@ -14,15 +14,15 @@ import (
 // maxSocketPath is the maximum length of the path of a Unix socket in bytes: 107 on Linux, 103 on macOS.
 const maxSocketPath = 103
 
-const folderRemedy = "choose another data folder, or make this one writable"
+const dataFolderRemedy = "choose another data folder, or make this one writable"
 
 func (s *Server) clusterDir() string { return filepath.Join(s.cfg.DataDir, "cluster") }
 
-// clusterPath returns the data folder's path for Postgres. On Linux it names an open file of this process: parent
-// folders that the unprivileged user may not enter (root's home with mode 0700, a test's folder) then do not
-// matter, and their modes stay unchanged.
-func (s *Server) clusterPath() string {
-	if clusterByDescriptor {
+// pathForPostgres returns the path of the data folder that Postgres is started with. On Linux it names an open file of
+// this process: parent folders that the unprivileged user may not enter (root's home with mode 0700, a test's folder)
+// then do not matter, and their modes stay unchanged.
+func (s *Server) pathForPostgres() string {
+	if usesDescriptorPath {
 		return "/proc/self/fd/3"
 	}
 	return s.clusterDir()
@@ -31,20 +31,20 @@ func (s *Server) clusterPath() string {
 // openFolder creates the data folder, locks it, and makes the user that runs Postgres the owner of the cluster.
 func (s *Server) openFolder() error {
 	if err := os.MkdirAll(s.cfg.DataDir, 0o700); err != nil {
-		return fmt.Errorf("postgres: cannot create the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot create the data folder %s (%w): %s", s.cfg.DataDir, errorWithoutPath(err), dataFolderRemedy)
 	}
 	if err := s.lockFolder(); err != nil {
 		return err
 	}
 	if err := os.Mkdir(s.clusterDir(), 0o700); err != nil && !errors.Is(err, os.ErrExist) {
-		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, errorWithoutPath(err), dataFolderRemedy)
 	}
 	if err := s.user.chown(s.clusterDir()); err != nil {
-		return fmt.Errorf("postgres: give %s to user %s (%w): %s", s.clusterDir(), s.user.name, removePath(err), folderRemedy)
+		return fmt.Errorf("postgres: give %s to user %s (%w): %s", s.clusterDir(), s.user.name, errorWithoutPath(err), dataFolderRemedy)
 	}
 	var err error
 	if s.cluster, err = os.Open(s.clusterDir()); err != nil {
-		return fmt.Errorf("postgres: open the data folder %s (%w): %s", s.clusterDir(), removePath(err), folderRemedy)
+		return fmt.Errorf("postgres: open the data folder %s (%w): %s", s.clusterDir(), errorWithoutPath(err), dataFolderRemedy)
 	}
 	return nil
 }
@@ -52,7 +52,7 @@ func (s *Server) openFolder() error {
 func (s *Server) lockFolder() error {
 	lock, err := os.OpenFile(filepath.Join(s.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, errorWithoutPath(err), dataFolderRemedy)
 	}
 	s.lock = lock
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
@@ -61,14 +61,14 @@ func (s *Server) lockFolder() error {
 	return nil
 }
 
-// stopOrphan stops a postmaster that outlived its owner: this process holds the lock, so the owner has ended. It
-// removes a pid file that names no postmaster of this cluster, since Postgres would refuse to start if another
-// process has that id by now.
+// stopOrphan stops a postmaster of the data folder whose owner has ended: this process holds the lock, so no owner is
+// alive. It removes a pid file that names no postmaster of this cluster, since Postgres would refuse to start if
+// another process has that id by now.
 func (s *Server) stopOrphan() error {
 	pidFile := filepath.Join(s.clusterDir(), "postmaster.pid")
 	pid := readPIDFile(pidFile)
-	if pid <= 1 || !serves(pid, s.clusterDir()) {
-		return errors.Join(removeIfThere(pidFile), s.removeOldSocket())
+	if pid <= 1 || !isPostmasterOf(pid, s.clusterDir()) {
+		return errors.Join(removeIfExists(pidFile), s.removeOldSocket())
 	}
 	s.logger.Warn("stop a Postgres that outlived its owner", "pid", pid)
 	for _, step := range []struct {
@@ -85,11 +85,12 @@ func (s *Server) stopOrphan() error {
 	return fmt.Errorf("postgres: process %d still runs on %s and does not stop: stop it with kill -QUIT %d", pid, s.cfg.DataDir, pid)
 }
 
-// awaitExit polls whether a process has ended, because it is not a child of this one.
+// awaitExit blocks until a postmaster has ended or the time wait has passed, and reports whether it has ended. It
+// polls, because the postmaster is not a child of this process.
 func awaitExit(pid int, cluster string, wait time.Duration) bool {
 	deadline := time.Now().Add(wait)
 	for time.Now().Before(deadline) {
-		if !serves(pid, cluster) {
+		if !isPostmasterOf(pid, cluster) {
 			return true
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -111,48 +112,48 @@ func readPIDFile(path string) int {
 	return pid
 }
 
-const socketPrefix = "spool-pg-"
+const socketDirPrefix = "spool-pg-"
 
-// socketNote returns the path of the file that records the socket's folder, for a process that starts after its
-// owner was killed.
-func (s *Server) socketNote() string { return filepath.Join(s.cfg.DataDir, "socket") }
+// socketRecordFile returns the path of the file that records the folder of the socket. A process that starts after its
+// predecessor was killed reads it.
+func (s *Server) socketRecordFile() string { return filepath.Join(s.cfg.DataDir, "socket") }
 
-// removeOldSocket removes the folder that a killed owner left behind, and only a folder with a name of this
-// package.
+// removeOldSocket removes the socket folder of a predecessor that was killed. It removes only a folder with a name of
+// this package.
 func (s *Server) removeOldSocket() error {
-	b, err := os.ReadFile(s.socketNote())
+	b, err := os.ReadFile(s.socketRecordFile())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("postgres: read %s: %w", s.socketNote(), err)
+		return fmt.Errorf("postgres: read %s: %w", s.socketRecordFile(), err)
 	}
 	dir := string(b)
-	if !filepath.IsAbs(dir) || !strings.HasPrefix(filepath.Base(dir), socketPrefix) {
+	if !filepath.IsAbs(dir) || !strings.HasPrefix(filepath.Base(dir), socketDirPrefix) {
 		return nil
 	}
 	return os.RemoveAll(dir)
 }
 
-// openSocketDir creates the folder of the socket and records it.
+// openSocketDir creates the folder of the Unix socket and records its path.
 func (s *Server) openSocketDir() error {
 	dir, err := makeSocketDir(s.user)
 	if err != nil {
 		return err
 	}
 	s.socket = dir
-	if err := os.WriteFile(s.socketNote(), []byte(dir), 0o600); err != nil {
-		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, removePath(err), folderRemedy)
+	if err := os.WriteFile(s.socketRecordFile(), []byte(dir), 0o600); err != nil {
+		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, errorWithoutPath(err), dataFolderRemedy)
 	}
 	return nil
 }
 
-// makeSocketDir creates a folder with a short path that the user can reach: the length of a Unix socket's path is
-// limited.
-func makeSocketDir(user account) (string, error) {
+// makeSocketDir creates a folder for the Unix socket with a short path that user can enter: the length of a Unix
+// socket's path is limited.
+func makeSocketDir(user postgresAccount) (string, error) {
 	var reasons []string
 	for _, base := range []string{os.TempDir(), "/tmp"} {
-		if len(base)+len("/"+socketPrefix+"0123456789/.s.PGSQL."+port) > maxSocketPath {
+		if len(base)+len("/"+socketDirPrefix+"0123456789/.s.PGSQL."+postgresPort) > maxSocketPath {
 			reasons = append(reasons, base+" is too long")
 			continue
 		}
@@ -160,7 +161,7 @@ func makeSocketDir(user account) (string, error) {
 			reasons = append(reasons, base+" cannot be entered by user "+user.name)
 			continue
 		}
-		dir, err := os.MkdirTemp(base, socketPrefix)
+		dir, err := os.MkdirTemp(base, socketDirPrefix)
 		if err == nil {
 			err = user.chown(dir)
 		}
@@ -173,9 +174,9 @@ func makeSocketDir(user account) (string, error) {
 	return "", fmt.Errorf("postgres: no suitable folder for the socket (%s): set TMPDIR to a short path that all users can enter", strings.Join(reasons, ", "))
 }
 
-// Remove deletes a data folder whose owner has ended, and stops a server that still runs on it. It returns ErrInUse
-// if the owner is alive.
-func Remove(dir string) error {
+// RemoveDataDir deletes a Postgres data folder whose owner has ended, and stops a server that still runs on it. It
+// returns ErrInUse if the owner is alive.
+func RemoveDataDir(dir string) error {
 	cfg := Config{DataDir: dir}
 	if err := cfg.validate(); err != nil {
 		return err

@@ -80,7 +80,7 @@ func waitGone(t *testing.T, pid int) {
 
 func TestServer_EndsWithAKilledOwner(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips or fails the test if the machine has no Postgres
+	pgtest.NewDatabase(t) // skips or fails the test if the machine has no Postgres
 	dir := t.TempDir()
 	owner, pid, url := runOwner(t, dir)
 	if err := exec(t, url, "CREATE TABLE kept AS SELECT 1 AS n"); err != nil {
@@ -91,7 +91,7 @@ func TestServer_EndsWithAKilledOwner(t *testing.T) {
 	}
 	_ = owner.Wait()
 	waitGone(t, pid)
-	srv := pgtest.Server(t, pgserver.Config{DataDir: dir})
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir})
 	if err := exec(t, srv.URL(), "SELECT n FROM kept"); err != nil {
 		t.Fatal(err)
 	}
@@ -109,12 +109,12 @@ func TestServer_EndsWithAKilledOwner(t *testing.T) {
 func TestStart_RefusesTheFolderOfALivingOwner(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	_, err := pgserver.Start(t.Context(), pgserver.Config{DataDir: dir})
 	if !errors.Is(err, pgserver.ErrInUse) || !strings.Contains(err.Error(), dir) {
 		t.Fatalf("got %v", err)
 	}
-	if err := pgserver.Remove(dir); !errors.Is(err, pgserver.ErrInUse) {
+	if err := pgserver.RemoveDataDir(dir); !errors.Is(err, pgserver.ErrInUse) {
 		t.Fatalf("Remove: %v", err)
 	}
 	if err := exec(t, srv.URL(), "SELECT 1"); err != nil {
@@ -127,7 +127,7 @@ func TestStart_RefusesTheFolderOfALivingOwner(t *testing.T) {
 func TestStart_StopsAPostmasterThatOutlivedItsOwner(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	if err := exec(t, srv.URL(), "CREATE TABLE kept AS SELECT 1 AS n"); err != nil {
 		t.Fatal(err)
 	}
@@ -138,7 +138,7 @@ func TestStart_StopsAPostmasterThatOutlivedItsOwner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	again := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	if err := exec(t, again.URL(), "SELECT n FROM kept"); err != nil {
 		t.Fatal(err)
 	}
@@ -152,7 +152,7 @@ func TestStart_StopsAPostmasterThatOutlivedItsOwner(t *testing.T) {
 func TestStart_IgnoresAStalePIDFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	if err := srv.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestStart_IgnoresAStalePIDFile(t *testing.T) {
 	if err := os.Chown(pidFile, int(st.Uid), int(st.Gid)); err != nil {
 		t.Fatal(err)
 	}
-	again := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	again := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	if err := exec(t, again.URL(), "SELECT 1"); err != nil {
 		t.Fatal(err)
 	}

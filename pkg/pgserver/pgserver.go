@@ -26,11 +26,12 @@ import (
 )
 
 const (
-	// User is the superuser of the cluster, Database the database of URL.
-	User     = "spool"
+	// User is the superuser of the cluster.
+	User = "spool"
+	// Database is the database of Server.URL.
 	Database = "spool"
 
-	port                = "5432"
+	postgresPort        = "5432"
 	defaultStartTimeout = 60 * time.Second
 	defaultStopTimeout  = 30 * time.Second
 )
@@ -103,18 +104,18 @@ type Server struct {
 	cfg     Config
 	logger  *slog.Logger
 	lock    *os.File
-	cluster *os.File // the data folder, passed to Postgres as an open file: see clusterPath
+	cluster *os.File // the data folder, passed to Postgres as an open file: see pathForPostgres
 	socket  string
-	user    account
-	proc    *process
-	tail    *tailWriter
+	user    postgresAccount
+	proc    *postmaster
+	tail    *outputWriter
 
 	stopOnce sync.Once
 	stopErr  error
 }
 
-// Start creates the cluster if there is none, runs Postgres on it, and returns when Postgres accepts connections.
-// ctx limits only the start. As root it runs Postgres as another user, since Postgres refuses to run as root.
+// Start creates the cluster if there is none, runs Postgres on it, and returns when Postgres accepts connections. ctx
+// limits only the start. As root, Start runs Postgres as another user, since Postgres refuses to run as root.
 func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -144,7 +145,7 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.openSocketDir(); err != nil {
 		return nil, err
 	}
-	if err := s.launch(bins); err != nil {
+	if err := s.startPostmaster(bins); err != nil {
 		return nil, err
 	}
 	if err := s.waitReady(ctx); err != nil {
@@ -153,17 +154,17 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	return s, nil
 }
 
-// URL returns the address, for pgx, of the database spool as the superuser.
+// URL returns the URL, for pgx, of the database spool as the superuser.
 func (s *Server) URL() string { return s.DatabaseURL(Database) }
 
-// RoleURL returns the address of the database spool as another role, which needs no password.
-func (s *Server) RoleURL(role string) string { return s.address(role, Database) }
+// RoleURL returns the URL of the database spool as another role, which needs no password.
+func (s *Server) RoleURL(role string) string { return s.databaseURL(role, Database) }
 
-// DatabaseURL returns the address of another database of the server, as the superuser.
-func (s *Server) DatabaseURL(name string) string { return s.address(User, name) }
+// DatabaseURL returns the URL of another database of the server, as the superuser.
+func (s *Server) DatabaseURL(name string) string { return s.databaseURL(User, name) }
 
-func (s *Server) address(role, database string) string {
-	q := url.Values{"host": {s.socket}, "port": {port}, "sslmode": {"disable"}}
+func (s *Server) databaseURL(role, database string) string {
+	q := url.Values{"host": {s.socket}, "port": {postgresPort}, "sslmode": {"disable"}}
 	u := url.URL{Scheme: "postgres", User: url.User(role), Path: "/" + database, RawQuery: q.Encode()}
 	return u.String()
 }
@@ -174,8 +175,8 @@ func (s *Server) PID() int { return s.proc.pid() }
 // Done returns a channel that is closed when Postgres has ended, by Stop or by itself.
 func (s *Server) Done() <-chan struct{} { return s.proc.done }
 
-// Stop performs a fast shutdown (open transactions are rolled back, connections closed) and waits for its end.
-// After StopTimeout it performs an immediate shutdown. A second call returns the result of the first.
+// Stop performs a fast shutdown of Postgres (open transactions are rolled back, connections closed) and blocks until it
+// has ended. After StopTimeout it performs an immediate shutdown. A second call returns the result of the first.
 func (s *Server) Stop() error {
 	s.stopOnce.Do(func() {
 		s.stopErr = errors.Join(s.proc.stop(s.cfg.StopTimeout), s.release())
@@ -187,7 +188,7 @@ func (s *Server) Stop() error {
 func (s *Server) release() error {
 	var errs []error
 	if s.socket != "" {
-		errs = append(errs, os.RemoveAll(s.socket), removeIfThere(s.socketNote()))
+		errs = append(errs, os.RemoveAll(s.socket), removeIfExists(s.socketRecordFile()))
 		s.socket = ""
 	}
 	for _, f := range []*os.File{s.cluster, s.lock} {
@@ -199,37 +200,37 @@ func (s *Server) release() error {
 	return errors.Join(errs...)
 }
 
-// initCluster runs initdb if the folder has no complete cluster. PG_VERSION is written early, so a separate marker
-// file, created after success, distinguishes an interrupted initdb.
-func (s *Server) initCluster(ctx context.Context, bins binaries) error {
+// initCluster runs initdb if the folder has no complete cluster. Initdb writes PG_VERSION early, so a separate marker
+// file, created after success, distinguishes a complete cluster from an interrupted initdb.
+func (s *Server) initCluster(ctx context.Context, bins postgresBinaries) error {
 	mark := filepath.Join(s.cfg.DataDir, "initialized")
 	if _, err := os.Stat(mark); err == nil {
 		return nil
 	}
-	if err := emptyFolder(s.clusterDir()); err != nil {
+	if err := removeContents(s.clusterDir()); err != nil {
 		return fmt.Errorf("postgres: remove the incomplete database in %s: %w", s.clusterDir(), err)
 	}
-	args := []string{"-D", s.clusterPath(), "-U", User, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions"}
+	args := []string{"-D", s.pathForPostgres(), "-U", User, "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-instructions"}
 	if s.cfg.Fast {
 		args = append(args, "--no-sync")
 	}
 	cmd := exec.CommandContext(ctx, bins.initdb, args...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	s.prepare(cmd)
+	s.prepareCommand(cmd)
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("postgres: initdb in %s: %w: %s", s.cfg.DataDir, err, lastLines(out.String()))
 	}
 	return os.WriteFile(mark, []byte(bins.initdb+"\n"), 0o600)
 }
 
-// launch starts the postmaster; waitReady waits until it accepts connections.
-func (s *Server) launch(bins binaries) error {
+// startPostmaster starts the postmaster, which accepts connections after waitReady has returned.
+func (s *Server) startPostmaster(bins postgresBinaries) error {
 	settings := map[string]string{
 		"listen_addresses":        "",
 		"unix_socket_directories": s.socket,
 		"unix_socket_permissions": "0700",
-		"port":                    port,
+		"port":                    postgresPort,
 	}
 	if s.cfg.Fast {
 		settings["fsync"], settings["synchronous_commit"], settings["full_page_writes"] = "off", "off", "off"
@@ -237,14 +238,14 @@ func (s *Server) launch(bins binaries) error {
 	for k, v := range s.cfg.Settings {
 		settings[k] = v
 	}
-	args := []string{"-D", s.clusterPath()}
+	args := []string{"-D", s.pathForPostgres()}
 	for k, v := range settings {
 		args = append(args, "-c", k+"="+v)
 	}
 	cmd := exec.Command(bins.postgres, args...)
-	s.tail = &tailWriter{logger: s.logger}
+	s.tail = &outputWriter{logger: s.logger}
 	cmd.Stdout, cmd.Stderr = s.tail, s.tail
-	s.prepare(cmd)
+	s.prepareCommand(cmd)
 	setDeathSignal(cmd, s.cfg.Fast)
 	proc, err := startProcess(cmd)
 	if err != nil {
@@ -254,12 +255,12 @@ func (s *Server) launch(bins binaries) error {
 	return nil
 }
 
-// prepare makes cmd run as the unprivileged user with the data folder open.
-func (s *Server) prepare(cmd *exec.Cmd) {
+// prepareCommand makes cmd run as the unprivileged user with the data folder open.
+func (s *Server) prepareCommand(cmd *exec.Cmd) {
 	cmd.Dir = "/"
 	cmd.Env = append(os.Environ(), "LC_ALL=C", "TZ=UTC")
-	s.user.apply(cmd)
-	if clusterByDescriptor {
+	s.user.runAs(cmd)
+	if usesDescriptorPath {
 		cmd.ExtraFiles = []*os.File{s.cluster}
 	}
 }
@@ -274,16 +275,15 @@ func (s *Server) waitReady(ctx context.Context) error {
 		}
 		select {
 		case <-s.proc.done:
-			return fmt.Errorf("postgres: ended during the start with data folder %s: %s", s.cfg.DataDir, s.tail.last())
+			return fmt.Errorf("postgres: ended during the start with data folder %s: %s", s.cfg.DataDir, s.tail.lastOutput())
 		case <-ctx.Done():
-			return fmt.Errorf("postgres: not ready within %s with data folder %s: %w: %s", s.cfg.StartTimeout, s.cfg.DataDir, last, s.tail.last())
+			return fmt.Errorf("postgres: not ready within %s with data folder %s: %w: %s", s.cfg.StartTimeout, s.cfg.DataDir, last, s.tail.lastOutput())
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
 }
 
-// ensureDatabase creates the database if it does not exist. It succeeds if the server accepts connections and the
-// database exists.
+// ensureDatabase creates the database spool if it does not exist. If it succeeds, the server accepts connections.
 func (s *Server) ensureDatabase(ctx context.Context) error {
 	conn, err := pgx.Connect(ctx, s.DatabaseURL("postgres"))
 	if err != nil {
@@ -299,7 +299,7 @@ func (s *Server) ensureDatabase(ctx context.Context) error {
 	return err
 }
 
-// clusterVersion returns the major version that created the cluster, or "" if there is none.
+// clusterVersion returns the major version of Postgres that created the cluster, or "" if there is no cluster.
 func clusterVersion(dir string) string {
 	b, err := os.ReadFile(filepath.Join(dir, "PG_VERSION"))
 	if err != nil {
@@ -308,14 +308,14 @@ func clusterVersion(dir string) string {
 	return strings.TrimSpace(string(b))
 }
 
-func removeIfThere(path string) error {
+func removeIfExists(path string) error {
 	if err := os.Remove(path); !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-func emptyFolder(dir string) error {
+func removeContents(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
@@ -336,8 +336,8 @@ func lastLines(s string) string {
 	return strings.Join(lines, "; ")
 }
 
-// removePath removes the operation and the path from an error, because the message already contains them.
-func removePath(err error) error {
+// errorWithoutPath returns an error without its operation and path, for a message that already contains them.
+func errorWithoutPath(err error) error {
 	var errno syscall.Errno
 	if errors.As(err, &errno) {
 		return errno

@@ -31,7 +31,7 @@ func TestStart_KeepsDataOverARestart(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	start := time.Now()
-	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	t.Logf("first start %s", time.Since(start))
 	if err := exec(t, srv.URL(), "CREATE TABLE kept AS SELECT 1 AS n"); err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestStart_KeepsDataOverARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	start = time.Now()
-	again := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	again := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	t.Logf("second start %s", time.Since(start))
 	if err := exec(t, again.URL(), "SELECT n FROM kept"); err != nil {
 		t.Fatal(err)
@@ -49,7 +49,7 @@ func TestStart_KeepsDataOverARestart(t *testing.T) {
 
 func TestURL_IsASeparateDatabase(t *testing.T) {
 	t.Parallel()
-	a, b := pgtest.URL(t), pgtest.URL(t)
+	a, b := pgtest.NewDatabase(t), pgtest.NewDatabase(t)
 	if err := exec(t, a, "CREATE TABLE only_here (n int)"); err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestURL_IsASeparateDatabase(t *testing.T) {
 
 func TestStart_ListensOnASocketOnly(t *testing.T) {
 	t.Parallel()
-	srv := pgtest.Server(t, pgserver.Config{Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{Fast: true})
 	var addresses, sockets string
 	conn, err := pgx.Connect(t.Context(), srv.URL())
 	if err != nil {
@@ -111,7 +111,7 @@ func TestStart_AppliesSettings(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			conn, err := pgx.Connect(t.Context(), pgtest.Server(t, c.cfg).URL())
+			conn, err := pgx.Connect(t.Context(), pgtest.StartServer(t, c.cfg).URL())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -131,7 +131,7 @@ func TestStart_RepeatsAnInterruptedInit(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, "cluster", "base"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	srv := pgtest.Server(t, pgserver.Config{DataDir: dir, Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	if err := exec(t, srv.URL(), "SELECT 1"); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestStart_NamesTheInvalidSetting(t *testing.T) {
 
 func TestStart_ReturnsTheErrorOfPostgres(t *testing.T) {
 	t.Parallel()
-	pgtest.URL(t) // skips or fails the test if the machine has no Postgres
+	pgtest.NewDatabase(t) // skips or fails the test if the machine has no Postgres
 	for name, value := range map[string]string{"no_such": "1", "max_connections": "many"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

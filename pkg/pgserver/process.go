@@ -13,16 +13,17 @@ import (
 	"time"
 )
 
-// process is the postmaster. Its goroutine keeps the thread that forked it until the postmaster ends: the kernel
-// sends the death signal when that thread ends, not when the process does, and Go ends idle threads.
-type process struct {
+// postmaster is the main process of a running Postgres. Its goroutine keeps the thread that forked the process until
+// the process ends: the kernel sends the death signal when that thread ends, not when the parent process does, and Go
+// ends idle threads.
+type postmaster struct {
 	cmd  *exec.Cmd
 	done chan struct{}
 	err  error // valid after done is closed
 }
 
-func startProcess(cmd *exec.Cmd) (*process, error) {
-	p := &process{cmd: cmd, done: make(chan struct{})}
+func startProcess(cmd *exec.Cmd) (*postmaster, error) {
+	p := &postmaster{cmd: cmd, done: make(chan struct{})}
 	started := make(chan error)
 	go func() {
 		runtime.LockOSThread()
@@ -41,10 +42,10 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 	return p, nil
 }
 
-func (p *process) pid() int { return p.cmd.Process.Pid }
+func (p *postmaster) pid() int { return p.cmd.Process.Pid }
 
-// stop requests a fast shutdown and, after wait, an immediate one.
-func (p *process) stop(wait time.Duration) error {
+// stop requests a fast shutdown of Postgres and, after the time wait, an immediate shutdown.
+func (p *postmaster) stop(wait time.Duration) error {
 	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	if err := p.signal(syscall.SIGINT); err != nil {
@@ -71,15 +72,15 @@ func (p *process) stop(wait time.Duration) error {
 	return fmt.Errorf("postgres: did not stop within %s and was killed; it recovers at the next start", 2*wait)
 }
 
-func (p *process) signal(sig os.Signal) error {
+func (p *postmaster) signal(sig os.Signal) error {
 	if err := p.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("postgres: signal process %d: %w", p.pid(), err)
 	}
 	return nil
 }
 
-// tailWriter sends the output of Postgres to the logger, line by line, and keeps the last lines for error messages.
-type tailWriter struct {
+// outputWriter writes the output of Postgres to the logger, line by line, and keeps the last lines for error messages.
+type outputWriter struct {
 	logger *slog.Logger
 
 	mu      sync.Mutex
@@ -87,22 +88,21 @@ type tailWriter struct {
 	lines   []string
 }
 
-func (w *tailWriter) Write(b []byte) (int, error) {
+func (w *outputWriter) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	lines := strings.Split(w.partial+string(b), "\n")
 	w.partial = lines[len(lines)-1]
 	for _, line := range lines[:len(lines)-1] {
-		w.line(line)
+		w.handleLine(line)
 	}
 	return len(b), nil
 }
 
-// startingMessage is the message that Postgres sends to clients during recovery, from which Start knows that it is
-// recovering.
+// startingMessage is the message that Postgres sends to clients while it recovers after a crash.
 const startingMessage = "the database system is starting up"
 
-func (w *tailWriter) line(line string) {
+func (w *outputWriter) handleLine(line string) {
 	if strings.Contains(line, startingMessage) {
 		w.logger.Debug(line)
 		return
@@ -119,7 +119,7 @@ func (w *tailWriter) line(line string) {
 	w.logger.Debug(line)
 }
 
-func (w *tailWriter) last() string {
+func (w *outputWriter) lastOutput() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.lines) == 0 {

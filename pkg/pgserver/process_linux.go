@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-const clusterByDescriptor = true
+const usesDescriptorPath = true
 
 // setDeathSignal makes the kernel end Postgres with its owner: by a fast shutdown, or at once if no data must be
 // kept.
@@ -24,9 +24,9 @@ func setDeathSignal(cmd *exec.Cmd, atOnce bool) {
 	cmd.SysProcAttr.Setpgid = true
 }
 
-// serves reports whether pid is a living postmaster of the cluster. The process id may meanwhile belong to another
+// isPostmasterOf reports whether pid is a living postmaster of the cluster. The process id may meanwhile belong to another
 // program or to the Postgres of another cluster. A postmaster's working directory is its data folder.
-func serves(pid int, cluster string) bool {
+func isPostmasterOf(pid int, cluster string) bool {
 	proc := "/proc/" + strconv.Itoa(pid)
 	name, err := os.ReadFile(proc + "/comm")
 	if err != nil || !strings.HasPrefix(string(name), "post") {

@@ -16,7 +16,7 @@ import (
 // same titles and queries as in a new fold.
 func TestMigrate_FillsTitlesOfOlderSessions(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +77,7 @@ func migrateDown(t *testing.T, db *sql.DB, version int64) {
 // up until the fold is complete.
 func TestMigrate_FoldsAgainBeforeItIsReady(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}

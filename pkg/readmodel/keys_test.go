@@ -11,7 +11,7 @@ import (
 // expired or missing, according to the clock of Postgres.
 func TestAcceptedKey_LooksAtAllMakers(t *testing.T) {
 	t.Parallel()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}

@@ -4,18 +4,19 @@ package readmodel
 
 import "github.com/spoolhq/spool/pkg/events"
 
-// Live announces new events of a session to gateways, on the session's subject of topology.LiveFilter. The projector
-// sends it after it has committed the rows of the events, so that a client that then reads Postgres sees at least the
-// same events. A message is smaller than 1 MB: a larger batch is sent in several messages, and for an event that is too
-// large for one message only the seq is sent, as Tip.
-type Live struct {
+// LiveMessage announces new events of a session to gateways, on the session's subject of topology.LiveFilter. The
+// projector sends it after it has committed the rows of the events, so that a client that then reads Postgres sees at
+// least the same events. A message is smaller than 1 MB: the projector splits a larger batch into several messages, and
+// for an event that is too large for one message it sends only the seq, as Tip.
+type LiveMessage struct {
 	Session string             `json:"sessionId"`
 	Tip     uint32             `json:"tip"`    // seq of the last event that Postgres has
 	Events  []events.WireEvent `json:"events"` // stored events, ascending by seq, without a gap in the message
 }
 
-// Started is announced on topology.ProjectorStartSubject when a projector starts to lead a group. Commits of its predecessor
-// may not have been announced on LIVE, so gateways compare their sessions of the group with the read models.
-type Started struct {
+// ProjectorStarted is the message that a projector sends on topology.ProjectorStartSubject when it starts to lead a group. Its
+// predecessor may not have announced all commits on LIVE, so gateways compare their sessions of the group with the read
+// models.
+type ProjectorStarted struct {
 	Group int `json:"group"`
 }

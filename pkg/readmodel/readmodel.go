@@ -16,8 +16,8 @@ import (
 )
 
 // Schema is the Postgres schema of the read models. Connections of Open and Connect find its tables without the
-// schema's name. A rebuild replaces the schema between two statements, so several statements must not be run in one
-// repeatable-read transaction.
+// schema's name. A rebuild may replace the schema between two statements, so a repeatable-read transaction must have
+// only one statement.
 const Schema = "spool"
 
 // The schemas of a rebuild.
@@ -28,44 +28,44 @@ const (
 
 // The tables. migrations/ describes their contents.
 const (
-	Checkpoints     = "checkpoints"
-	Sessions        = "sessions"
-	DeletedSessions = "deleted_sessions"
-	Executions      = "executions"
-	Blocks          = "blocks"
-	Events          = "events"
-	ToolCalls       = "tool_calls"
-	Conversations   = "conversations"
-	Approvals       = "approvals"
-	Sandboxes       = "sandboxes"
-	Files           = "files"
-	Usage           = "usage"
-	Keys            = "keys"
-	Poison          = "poison"
+	TableCheckpoints     = "checkpoints"
+	TableSessions        = "sessions"
+	TableDeletedSessions = "deleted_sessions"
+	TableExecutions      = "executions"
+	TableBlocks          = "blocks"
+	TableEvents          = "events"
+	TableToolCalls       = "tool_calls"
+	TableConversations   = "conversations"
+	TableApprovals       = "approvals"
+	TableSandboxes       = "sandboxes"
+	TableFiles           = "files"
+	TableUsage           = "usage"
+	TableKeys            = "keys"
+	TablePoison          = "poison"
 
-	CatalogueEntries  = "catalogue_entries"
-	CatalogueVersions = "catalogue_versions"
+	TableCatalogueEntries  = "catalogue_entries"
+	TableCatalogueVersions = "catalogue_versions"
 
-	TenantUsage   = "tenant_usage"
-	TenantBudgets = "tenant_budgets"
-	TenantLimits  = "tenant_limits"
+	TableTenantUsage   = "tenant_usage"
+	TableTenantBudgets = "tenant_budgets"
+	TableTenantLimits  = "tenant_limits"
 
-	Audit = "audit"
+	TableAudit = "audit"
 
-	SessionStates = "session_states"
+	TableSessionStates = "session_states"
 )
 
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// migrateLock is the advisory lock that is held during migrations: the bytes of "spoolmig".
-const migrateLock = 0x73706f6f6c6d6967
+// migrationLock is the id of the Postgres advisory lock that is held during migrations: the bytes of "spoolmig".
+const migrationLock = 0x73706f6f6c6d6967
 
-// versionTable is goose's table of the migrations that a schema has.
+// versionTable is the table in which goose records the migrations that a schema has.
 const versionTable = "goose_db_version"
 
-// undefinedTable is Postgres's error code for a table that does not exist.
-const undefinedTable = "42P01"
+// undefinedTableCode is Postgres's error code for a table that does not exist.
+const undefinedTableCode = "42P01"
 
 // ErrNotMigrated is returned if the read models are missing or older than this program.
 var ErrNotMigrated = errors.New("the read models are not installed or out of date: start the projector, which migrates them")
@@ -74,9 +74,9 @@ var ErrNotMigrated = errors.New("the read models are not installed or out of dat
 // role. It is idempotent, and several callers may run it at the same time.
 func Migrate(ctx context.Context, url string) error { return MigrateSchema(ctx, url, Schema) }
 
-// MigrateSchema is like Migrate for a schema with another name, into which a rebuild folds.
+// MigrateSchema is like Migrate for a schema with another name, into which `spool rebuild` folds the log.
 func MigrateSchema(ctx context.Context, url, schema string) (err error) {
-	cfg, err := connConfig(url, schema)
+	cfg, err := parseConnConfig(url, schema)
 	if err != nil {
 		return err
 	}
@@ -86,7 +86,7 @@ func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	}
 	// Closing the connection releases the lock.
 	defer func() { err = errors.Join(err, conn.Close(context.WithoutCancel(ctx))) }()
-	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", int64(migrateLock)); err != nil {
+	if _, err := conn.Exec(ctx, "SELECT pg_advisory_lock($1)", int64(migrationLock)); err != nil {
 		return fmt.Errorf("migrate the read models: wait for other migrations: %w", err)
 	}
 	if _, err := conn.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+pgx.Identifier{schema}.Sanitize()); err != nil {
@@ -105,14 +105,14 @@ func MigrateSchema(ctx context.Context, url, schema string) (err error) {
 	if _, err := provider.Up(ctx); err != nil {
 		return fmt.Errorf("migrate schema %s: %w", schema, err)
 	}
-	if err := grantGateway(ctx, conn, schema); err != nil {
+	if err := grantGatewayRead(ctx, conn, schema); err != nil {
 		return fmt.Errorf("migrate schema %s: grant to %s: %w", schema, GatewayRole, err)
 	}
 	return nil
 }
 
-// Open creates a pool whose connections find the tables of the read models by name. It does not connect yet. The URL
-// may contain settings of the pool, such as pool_max_conns.
+// Open creates a connection pool whose connections find the tables of the read models by name. It does not connect yet.
+// The URL may contain settings of the pool, such as pool_max_conns.
 func Open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -124,15 +124,16 @@ func Open(ctx context.Context, url string) (*pgxpool.Pool, error) {
 
 // Connect opens one connection that finds the tables of a schema by name.
 func Connect(ctx context.Context, url, schema string) (*pgx.Conn, error) {
-	cfg, err := connConfig(url, schema)
+	cfg, err := parseConnConfig(url, schema)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.ConnectConfig(ctx, cfg)
 }
 
-// Check returns ErrNotMigrated unless the schema exists and has all migrations of this program.
-func Check(ctx context.Context, pool *pgxpool.Pool) error {
+// CheckMigrated returns ErrNotMigrated unless the schema of the read models exists and has all migrations of this
+// program.
+func CheckMigrated(ctx context.Context, pool *pgxpool.Pool) error {
 	need, err := latestMigration()
 	if err != nil {
 		return err
@@ -140,7 +141,7 @@ func Check(ctx context.Context, pool *pgxpool.Pool) error {
 	var have int64
 	err = pool.QueryRow(ctx, "SELECT coalesce(max(version_id), 0) FROM "+versionTable+" WHERE is_applied").Scan(&have)
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == undefinedTable {
+	if errors.As(err, &pgErr) && pgErr.Code == undefinedTableCode {
 		return ErrNotMigrated
 	}
 	if err != nil {
@@ -161,7 +162,7 @@ func latestMigration() (int64, error) {
 	return goose.NumericComponent(list[len(list)-1].Name())
 }
 
-func connConfig(url, schema string) (*pgx.ConnConfig, error) {
+func parseConnConfig(url, schema string) (*pgx.ConnConfig, error) {
 	cfg, err := pgx.ParseConfig(url)
 	if err != nil {
 		return nil, fmt.Errorf("database URL: %w", err)
@@ -170,8 +171,8 @@ func connConfig(url, schema string) (*pgx.ConnConfig, error) {
 	return cfg, nil
 }
 
-// setTimeouts sets timeouts so that a dead peer is detected in seconds on both sides. Otherwise a projector's lock could
-// outlive its machine by hours.
+// setTimeouts sets timeouts of a Postgres connection so that both sides detect a dead peer in seconds. Otherwise a
+// projector's lock could outlive its machine by hours.
 func setTimeouts(cfg *pgx.ConnConfig, schema string) {
 	cfg.RuntimeParams["search_path"] = pgx.Identifier{schema}.Sanitize()
 	cfg.RuntimeParams["tcp_keepalives_idle"] = "5"

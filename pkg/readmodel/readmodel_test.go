@@ -13,7 +13,7 @@ import (
 // TestCheck_ReportsTheLastMigration tests that read models that lack only the last migration are out of date.
 func TestCheck_ReportsTheLastMigration(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	pool, err := readmodel.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
@@ -25,20 +25,20 @@ func TestCheck_ReportsTheLastMigration(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), "DELETE FROM goose_db_version WHERE version_id = (SELECT max(version_id) FROM goose_db_version)"); err != nil {
 		t.Fatal(err)
 	}
-	if err := readmodel.Check(t.Context(), pool); !errors.Is(err, readmodel.ErrNotMigrated) {
+	if err := readmodel.CheckMigrated(t.Context(), pool); !errors.Is(err, readmodel.ErrNotMigrated) {
 		t.Errorf("got %v, want ErrNotMigrated", err)
 	}
 }
 
 func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	pool, err := readmodel.Open(t.Context(), url)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if err := readmodel.Check(t.Context(), pool); !errors.Is(err, readmodel.ErrNotMigrated) {
+	if err := readmodel.CheckMigrated(t.Context(), pool); !errors.Is(err, readmodel.ErrNotMigrated) {
 		t.Fatalf("before migration: got %v, want ErrNotMigrated", err)
 	}
 	errs := make([]error, 4)
@@ -50,18 +50,18 @@ func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
-	if err := readmodel.Check(t.Context(), pool); err != nil {
+	if err := readmodel.CheckMigrated(t.Context(), pool); err != nil {
 		t.Fatalf("after migration: %v", err)
 	}
 	for _, table := range []string{
-		readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events,
-		readmodel.ToolCalls, readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
+		readmodel.TableSessions, readmodel.TableDeletedSessions, readmodel.TableExecutions, readmodel.TableBlocks, readmodel.TableEvents,
+		readmodel.TableToolCalls, readmodel.TableConversations, readmodel.TableApprovals, readmodel.TableSandboxes, readmodel.TableKeys, readmodel.TablePoison, readmodel.TableCatalogueEntries, readmodel.TableCatalogueVersions,
 	} {
 		if n := count(t, t.Context(), url, table); n != 0 {
 			t.Errorf("%s has %d rows, want none", table, n)
 		}
 	}
-	if n := count(t, t.Context(), url, readmodel.Checkpoints); n != 8 {
+	if n := count(t, t.Context(), url, readmodel.TableCheckpoints); n != 8 {
 		t.Errorf("checkpoints has %d rows, want one for each group", n)
 	}
 }
@@ -70,7 +70,7 @@ func TestMigrate_ManyCallersAtOnce(t *testing.T) {
 // place.
 func TestOpen_PoolFollowsARenamedSchema(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := errors.Join(readmodel.Migrate(t.Context(), url), readmodel.MigrateSchema(t.Context(), url, "shadow")); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 // AwaitCaughtUp blocks until every projector group has once reached the end of the log. From then on, a session that
 // is not in the read models does not exist.
 func AwaitCaughtUp(ctx context.Context, pool *pgxpool.Pool, partitions events.Partitioning) error {
-	pauses := retry.Doubling(5*time.Millisecond, 100*time.Millisecond)
+	pauses := retry.NewDoubling(5*time.Millisecond, 100*time.Millisecond)
 	for {
 		var groups int
 		err := pool.QueryRow(ctx, "SELECT count(*) FROM checkpoints WHERE caught_up AND grp < $1", partitions.GroupCount()).Scan(&groups)

@@ -11,37 +11,39 @@ import (
 // The Postgres roles of the services. Neither is a superuser. A database with a single role for all services works
 // without them.
 const (
-	// ProjectorRole owns the schemas of the read models. The projector, the janitor, `spool rebuild` and `spool gc`
-	// connect with it.
+	// ProjectorRole is the Postgres role that owns the schemas of the read models. The projector, the janitor, `spool
+	// rebuild` and `spool gc` connect with it.
 	ProjectorRole = "spool_projector"
-	// GatewayRole can read the tables that gateways need and cannot write. It cannot read the hashes of API keys; the
-	// function accepted_key looks one up.
+	// GatewayRole is the Postgres role of gateways. It can read the tables that gateways need and cannot write. It cannot
+	// read the hashes of API keys; the function accepted_key looks one up.
 	GatewayRole = "spool_gateway"
 )
 
-// gatewayTables are the tables that gateways read completely. Of keys they read only some columns.
+// gatewayTables are the tables of which gateways may read every column. Of the table keys they may read only
+// gatewayKeyColumns.
 var gatewayTables = []string{
-	Checkpoints, Sessions, DeletedSessions, Executions, Blocks, Events, ToolCalls, Conversations, Approvals, Sandboxes, Files, Usage,
-	CatalogueEntries, CatalogueVersions, TenantUsage, TenantBudgets, TenantLimits, Audit, SessionStates, versionTable,
+	TableCheckpoints, TableSessions, TableDeletedSessions, TableExecutions, TableBlocks, TableEvents, TableToolCalls, TableConversations, TableApprovals, TableSandboxes, TableFiles, TableUsage,
+	TableCatalogueEntries, TableCatalogueVersions, TableTenantUsage, TableTenantBudgets, TableTenantLimits, TableAudit, TableSessionStates, versionTable,
 }
 
 // gatewayKeyColumns are the columns of the table keys that the gateways' database role may read.
 var gatewayKeyColumns = []string{"tenant", "id", "name", "prefix", "created_at", "revoked_at", "role", "agents", "expires_at", "created_by"}
 
-// gatewayFunctions are the SQL functions that the gateways' database role may call.
+// gatewayFunctions are the SQL functions that gateways may call.
 var gatewayFunctions = []string{"accepted_key(text)", "key_refusal(text, text)"}
 
-// ErrNotSuperuser is returned by CreateRoles if the URL's role is not a superuser.
+// ErrNotSuperuser is returned by CreateRoles if the URL's role is not a Postgres superuser.
 var ErrNotSuperuser = errors.New("the role is not a superuser")
 
-// Passwords are the passwords of the two roles; "" means no password, for a server that trusts its socket.
+// Passwords are the passwords of the roles of the projector and of gateways; "" means no password, for a server that
+// trusts its socket.
 type Passwords struct{ Projector, Gateway string }
 
-// CreateRoles creates or updates both roles, and makes the projector's role the owner of existing read models. The
-// URL must be that of a superuser, for the database of the read models. CreateRoles is idempotent, and several
-// callers may run it at the same time.
+// CreateRoles creates or updates ProjectorRole and GatewayRole, and makes ProjectorRole the owner of existing read
+// models. The URL must be that of a superuser, for the database of the read models. CreateRoles is idempotent, and
+// several callers may run it at the same time.
 //
-// It revokes rights of PUBLIC that no service needs and with which the gateway's role could write or block others:
+// CreateRoles revokes rights of PUBLIC that no service needs and with which GatewayRole could write or block others:
 // access to the databases postgres and template1, temporary tables, large objects, advisory locks. The server should
 // therefore be used by Spool only.
 func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
@@ -70,7 +72,7 @@ func CreateRoles(ctx context.Context, url string, p Passwords) (err error) {
 		if err := createRole(ctx, tx, GatewayRole, p.Gateway); err != nil {
 			return err
 		}
-		for _, sql := range []string{limitPublic, grantProjector, transferOwnership} {
+		for _, sql := range []string{revokePublicSQL, grantProjectorSQL, transferOwnershipSQL} {
 			if _, err := tx.Exec(ctx, sql); err != nil {
 				return err
 			}
@@ -105,8 +107,8 @@ func createRole(ctx context.Context, tx pgx.Tx, name, password string) error {
 	return err
 }
 
-// limitPublic revokes rights of all roles that services do not need.
-const limitPublic = `DO $$
+// revokePublicSQL revokes the rights of PUBLIC that no service needs.
+const revokePublicSQL = `DO $$
 DECLARE statement text;
 BEGIN
 	FOR statement IN
@@ -123,8 +125,8 @@ BEGIN
 	END LOOP;
 END $$`
 
-// grantProjector allows both roles to connect, and the projector's role to create schemas and take advisory locks.
-const grantProjector = `DO $$
+// grantProjectorSQL allows both roles to connect, and ProjectorRole to create schemas and take advisory locks.
+const grantProjectorSQL = `DO $$
 DECLARE statement text;
 BEGIN
 	FOR statement IN
@@ -139,9 +141,9 @@ BEGIN
 	END LOOP;
 END $$`
 
-// transferOwnership makes the projector's role the owner of read models that another role created. Sequences and
-// types follow their tables.
-const transferOwnership = `DO $$
+// transferOwnershipSQL makes ProjectorRole the owner of read models that another role created. Sequences and types
+// follow their tables.
+const transferOwnershipSQL = `DO $$
 DECLARE statement text;
 BEGIN
 	FOR statement IN
@@ -158,9 +160,9 @@ BEGIN
 	END LOOP;
 END $$`
 
-// grantGateway grants the gateway's role read access to a schema, if the server has the role. It does nothing if the
-// role has that access already, because a grant would conflict with a rebuild that renames the schema.
-func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
+// grantGatewayRead grants GatewayRole read access to a schema, if the server has the role. It does nothing if the role
+// has that access already, because a grant would conflict with a rebuild that renames the schema.
+func grantGatewayRead(ctx context.Context, conn *pgx.Conn, schema string) error {
 	var exists, granted bool
 	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = $1)", GatewayRole).Scan(&exists); err != nil || !exists {
 		return err
@@ -169,7 +171,7 @@ func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 			AND (SELECT bool_and(has_function_privilege($1, format('%I.', $2::text) || f, 'EXECUTE')) FROM unnest($6::text[]) AS f)
 			AND (SELECT bool_and(has_table_privilege($1, format('%I.%I', $2::text, t), 'SELECT')) FROM unnest($3::text[]) AS t)
 			AND (SELECT bool_and(has_column_privilege($1, format('%I.%I', $2::text, $4::text), c, 'SELECT')) FROM unnest($5::text[]) AS c)`,
-		GatewayRole, schema, gatewayTables, Keys, gatewayKeyColumns, gatewayFunctions).Scan(&granted)
+		GatewayRole, schema, gatewayTables, TableKeys, gatewayKeyColumns, gatewayFunctions).Scan(&granted)
 	if err != nil || granted {
 		return err
 	}
@@ -180,7 +182,7 @@ func grantGateway(ctx context.Context, conn *pgx.Conn, schema string) error {
 		b.Queue("GRANT SELECT ON " + in + "." + t + " TO " + GatewayRole)
 	}
 	for _, c := range gatewayKeyColumns {
-		b.Queue("GRANT SELECT (" + c + ") ON " + in + "." + Keys + " TO " + GatewayRole)
+		b.Queue("GRANT SELECT (" + c + ") ON " + in + "." + TableKeys + " TO " + GatewayRole)
 	}
 	for _, f := range gatewayFunctions {
 		b.Queue("GRANT EXECUTE ON FUNCTION " + in + "." + f + " TO " + GatewayRole)

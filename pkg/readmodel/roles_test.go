@@ -69,9 +69,9 @@ var readerAttacks = map[string]string{
 }
 
 // migrated returns a database with the roles, the read models and one key.
-func migrated(t *testing.T) readmodeltest.URLs {
+func migrated(t *testing.T) readmodeltest.RoleURLs {
 	t.Helper()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestRoles_RefuseAttacks(t *testing.T) {
 // TestRoles_ReachOneDatabase tests that the gateway's role can connect to no other database of the server.
 func TestRoles_ReachOneDatabase(t *testing.T) {
 	t.Parallel()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	for _, url := range []string{db.Gateway, db.Projector} {
 		cfg, err := pgx.ParseConfig(url)
 		if err != nil {
@@ -181,14 +181,14 @@ func TestAcceptedKey_IgnoresSearchPathOfCaller(t *testing.T) {
 // created, as in older versions, including those that a rebuild left, and can migrate and remove them.
 func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	for _, schema := range []string{readmodel.Schema, readmodel.ShadowSchema, readmodel.RetiredSchema} {
 		if err := readmodel.MigrateSchema(t.Context(), url, schema); err != nil {
 			t.Fatal(err)
 		}
 	}
-	db := readmodeltest.WithRoles(t, url)
-	again := readmodeltest.WithRoles(t, url)
+	db := readmodeltest.CreateRoles(t, url)
+	again := readmodeltest.CreateRoles(t, url)
 	if again != db {
 		t.Fatal("the addresses changed")
 	}
@@ -204,11 +204,11 @@ func TestCreateRoles_TakesOverReadModelsOfASuperuser(t *testing.T) {
 // after the read models.
 func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}
-	db := readmodeltest.WithRoles(t, url)
+	db := readmodeltest.CreateRoles(t, url)
 	if err := readmodel.Migrate(t.Context(), db.Projector); err != nil {
 		t.Fatal(err)
 	}
@@ -217,7 +217,7 @@ func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	if err := readmodel.Check(t.Context(), pool); err != nil {
+	if err := readmodel.CheckMigrated(t.Context(), pool); err != nil {
 		t.Error(err)
 	}
 	runStatement(t, db.Gateway, "SELECT * FROM accepted_key('x')", "")
@@ -225,7 +225,7 @@ func TestMigrate_GrantsToGatewayRoleMadeLater(t *testing.T) {
 
 func TestCreateRoles_ByManyAtOnce(t *testing.T) {
 	t.Parallel()
-	urls := []string{pgtest.URL(t), pgtest.URL(t), pgtest.URL(t)}
+	urls := []string{pgtest.NewDatabase(t), pgtest.NewDatabase(t), pgtest.NewDatabase(t)}
 	errs := make([]error, 2*len(urls))
 	var wg sync.WaitGroup
 	for i := range errs {
@@ -239,7 +239,7 @@ func TestCreateRoles_ByManyAtOnce(t *testing.T) {
 
 func TestCreateRoles_RefusesOtherRoles(t *testing.T) {
 	t.Parallel()
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	if err := readmodel.CreateRoles(t.Context(), db.Projector, readmodel.Passwords{}); !errors.Is(err, readmodel.ErrNotSuperuser) {
 		t.Errorf("got %v, want ErrNotSuperuser", err)
 	}
@@ -258,9 +258,9 @@ func TestMigrate_GrantsToGatewayBesideAnotherOwner(t *testing.T) {
 	if !ok {
 		t.Fatal("docs/security.md has no SQL")
 	}
-	srv := pgtest.Server(t, pgserver.Config{Fast: true})
+	srv := pgtest.StartServer(t, pgserver.Config{Fast: true})
 	runStatement(t, srv.URL(), "CREATE ROLE owner LOGIN; GRANT CREATE ON DATABASE spool TO owner", "")
-	owner, gateway := readmodeltest.As(t, srv.URL(), "owner"), readmodeltest.As(t, srv.URL(), readmodel.GatewayRole)
+	owner, gateway := readmodeltest.URLForRole(t, srv.URL(), "owner"), readmodeltest.URLForRole(t, srv.URL(), readmodel.GatewayRole)
 	if err := readmodel.Migrate(t.Context(), owner); err != nil {
 		t.Fatal(err)
 	}

@@ -7,22 +7,24 @@ import (
 	"unicode/utf8"
 )
 
-// maxKey is the longest value of a primary key, in bytes. Agents choose some of these values, and an index refuses
-// long ones.
-const maxKey = 200
+// maxKeyLength is the maximum length of a primary key's value, in bytes. Agents choose some of these values, and an
+// index refuses long ones.
+const maxKeyLength = 200
 
-// Key returns an id as the columns of the read models have it: valid text, and a long id cut and with a hash at its end.
-func Key(id string) string {
-	id = Text(id)
-	if len(id) <= maxKey {
+// KeyValue returns an id as key columns of the read models store it: valid text, and a long id truncated with a hash at
+// its end.
+func KeyValue(id string) string {
+	id = TextValue(id)
+	if len(id) <= maxKeyLength {
 		return id
 	}
 	sum := sha256.Sum256([]byte(id))
-	return strings.ToValidUTF8(id[:maxKey-65], "") + "~" + hex.EncodeToString(sum[:])
+	return strings.ToValidUTF8(id[:maxKeyLength-65], "") + "~" + hex.EncodeToString(sum[:])
 }
 
-// Text returns s as the columns of the read models have it: Postgres accepts neither NUL nor invalid UTF-8.
-func Text(s string) string {
+// TextValue returns s as text columns of the read models store it, with replacements for NUL and invalid UTF-8, which
+// Postgres does not accept.
+func TextValue(s string) string {
 	if !utf8.ValidString(s) {
 		s = strings.ToValidUTF8(s, "\uFFFD")
 	}

@@ -9,16 +9,16 @@ import (
 	"github.com/cenkalti/backoff/v5"
 )
 
-// Pauses are the pauses between attempts: NextBackOff returns the next one, Reset starts again with the first. They must
-// not be used concurrently.
+// Pauses is the sequence of the pauses between the attempts of a retried call: NextBackOff returns the next pause,
+// Reset starts again with the first. A sequence must not be used concurrently.
 type Pauses = backoff.ExponentialBackOff
 
-// Doubling returns pauses of first, 2·first, 4·first and so on up to longest, without jitter.
-func Doubling(first, longest time.Duration) *Pauses {
+// NewDoubling returns Pauses of first, 2·first, 4·first and so on up to longest, without jitter.
+func NewDoubling(first, longest time.Duration) *Pauses {
 	return &Pauses{InitialInterval: first, Multiplier: 2, MaxInterval: longest}
 }
 
-// Pause blocks for d. If ctx ends first, or has ended, it returns the cause.
+// Pause blocks for the duration d. If ctx ends first, or has ended, Pause returns the cause.
 func Pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

@@ -13,7 +13,7 @@ import (
 
 func TestDoubling_StopsAtTheLongestPauseAndStartsAgain(t *testing.T) {
 	t.Parallel()
-	pauses := retry.Doubling(20*time.Millisecond, 100*time.Millisecond)
+	pauses := retry.NewDoubling(20*time.Millisecond, 100*time.Millisecond)
 	take := func() (list []time.Duration) {
 		for range 5 {
 			list = append(list, pauses.NextBackOff())

@@ -9,10 +9,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events/compact"
 )
 
-// DecodeMessage decodes a line from the runner. The result is that of encoding/json, also for lines that no runner of
-// Spool writes. It does not share memory with raw.
+// DecodeMessage decodes a line that the runner sent. The result is that of encoding/json, also for lines that no runner
+// of Spool writes. It does not share memory with raw.
 func DecodeMessage(raw []byte) (Message, error) {
-	if l, ok := readLine(raw); ok {
+	if l, ok := decodeLine(raw); ok {
 		return Message{Line: l}, nil
 	}
 	var m Message
@@ -20,14 +20,14 @@ func DecodeMessage(raw []byte) (Message, error) {
 	return m, err
 }
 
-// readLine decodes a journal line as the runner writes it. It accepts nothing that encoding/json would decode to other
-// values; the fuzz test compares them.
-func readLine(raw []byte) (*Line, bool) {
+// decodeLine decodes a journal line in the exact form in which the runner writes it. It accepts nothing that
+// encoding/json would decode to other values; the fuzz test compares them.
+func decodeLine(raw []byte) (*JournalLine, bool) {
 	r := compact.NewReader(raw)
 	if !r.SkipOptional(`{"line":`) {
 		return nil, false
 	}
-	var l Line
+	var l JournalLine
 	r.Expect(`{"n":`)
 	l.N = r.Uint(math.MaxUint64)
 	r.Expect(`,"type":`)
@@ -46,7 +46,7 @@ func readLine(raw []byte) (*Line, bool) {
 }
 
 // DecodeDelta decodes the data of a text_delta line. The result is that of encoding/json.
-func DecodeDelta(data []byte) (d Delta, err error) {
+func DecodeDelta(data []byte) (d TextDelta, err error) {
 	r := compact.NewReader(data)
 	r.Expect(`{"blockId":`)
 	d.BlockID = r.String()
@@ -57,7 +57,7 @@ func DecodeDelta(data []byte) (d Delta, err error) {
 	if r.Expect(`}`); r.AtEnd() {
 		return d, nil
 	}
-	d = Delta{}
+	d = TextDelta{}
 	err = json.Unmarshal(data, &d)
 	return d, err
 }

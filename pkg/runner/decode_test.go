@@ -14,11 +14,11 @@ import (
 // textLine is a journal line with a piece of text, as the runner writes it.
 func textLine(t testing.TB) []byte {
 	t.Helper()
-	data, err := json.Marshal(runner.Delta{BlockID: "b1", Offset: 1234, Delta: "Hello, “world” <b>\n\tand \"more\""})
+	data, err := json.Marshal(runner.TextDelta{BlockID: "b1", Offset: 1234, Delta: "Hello, “world” <b>\n\tand \"more\""})
 	if err != nil {
 		t.Fatal(err)
 	}
-	raw, err := json.Marshal(runner.Message{Line: &runner.Line{
+	raw, err := json.Marshal(runner.Message{Line: &runner.JournalLine{
 		N: 17, Type: events.TextDelta, Time: time.Date(2025, 6, 15, 12, 30, 45, 123456789, time.UTC),
 		ExecutionID: events.DeriveID(events.KindExecution, "a"), ConversationID: events.MainConversation, Data: data,
 	}})
@@ -52,7 +52,7 @@ func FuzzDecodeMessage(f *testing.F) {
 		if err == nil && got.Line != nil {
 			data = got.Line.Data
 		}
-		var wantDelta runner.Delta
+		var wantDelta runner.TextDelta
 		wantErr = json.Unmarshal(data, &wantDelta)
 		delta, err := runner.DecodeDelta(data)
 		if (err == nil) != (wantErr == nil) || err == nil && delta != wantDelta {
@@ -84,7 +84,7 @@ func BenchmarkDecodeTextLine(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			var m runner.Message
-			var d runner.Delta
+			var d runner.TextDelta
 			if json.Unmarshal(raw, &m) != nil || json.Unmarshal(m.Line.Data, &d) != nil {
 				b.Fatal("not decoded")
 			}

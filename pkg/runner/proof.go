@@ -19,34 +19,34 @@ import (
 
 // The parties that share a secret.
 const (
-	executorParty = "spool executor"
-	runnerParty   = "spool runner"
+	executorPartyName = "spool executor"
+	runnerPartyName   = "spool runner"
 )
 
-// NewSecret returns the secret of a new sandbox. The provider sends it to the runner once, with OpClaim, before any
-// agent runs. From then on the runner accepts only executors that prove the secret.
+// NewSecret returns a random secret for a new sandbox. The provider sends it to the runner once, with OpClaim, before
+// any agent runs. From then on the runner accepts only executors that prove the secret.
 func NewSecret() string { return rand.Text() }
 
-// ExecutorTLS returns the TLS configuration of the executor's end of a stream to the runner that was claimed with
+// ExecutorTLS returns the TLS configuration of the executor's end of a stream to the runner that was claimed with the
 // secret.
 func ExecutorTLS(secret string) (*tls.Config, error) {
-	return mutualTLS(secret, executorParty, runnerParty)
+	return mutualTLS(secret, executorPartyName, runnerPartyName)
 }
 
-// RunnerTLS returns the TLS configuration of the runner's end of a stream from an executor that has secret.
+// RunnerTLS returns the TLS configuration of the runner's end of a stream from an executor that knows the secret.
 func RunnerTLS(secret string) (*tls.Config, error) {
-	return mutualTLS(secret, runnerParty, executorParty)
+	return mutualTLS(secret, runnerPartyName, executorPartyName)
 }
 
 // mutualTLS returns a configuration in which each party has a key that is derived from the secret, and accepts only
 // the key of the other party. The secret itself is never sent. A process between the parties, for example one that
 // listens in place of the runner, can neither read nor modify the stream.
 func mutualTLS(secret, own, peer string) (*tls.Config, error) {
-	key, err := partyKey(secret, own)
+	key, err := derivePartyKey(secret, own)
 	if err != nil {
 		return nil, err
 	}
-	peerKey, err := partyKey(secret, peer)
+	peerKey, err := derivePartyKey(secret, peer)
 	if err != nil {
 		return nil, err
 	}
@@ -76,8 +76,8 @@ func mutualTLS(secret, own, peer string) (*tls.Config, error) {
 // errSecretNotProven is returned for a peer whose key is not derived from the sandbox's secret.
 var errSecretNotProven = errors.New("the peer does not prove the sandbox's secret")
 
-// partyKey derives the key of a party from the secret, so that both parties can compute both keys.
-func partyKey(secret, party string) (ed25519.PrivateKey, error) {
+// derivePartyKey derives the key of a party from the secret, so that both parties can compute both keys.
+func derivePartyKey(secret, party string) (ed25519.PrivateKey, error) {
 	if secret == "" {
 		return nil, errors.New("the sandbox's secret is empty")
 	}
@@ -88,8 +88,9 @@ func partyKey(secret, party string) (ed25519.PrivateKey, error) {
 	return ed25519.NewKeyFromSeed(seed), nil
 }
 
-// GiveSecret claims the runner at the other end of a new connection. The caller closes the connection.
-func GiveSecret(c io.ReadWriter, secret string) error {
+// SendSecret sends the sandbox's secret to the runner at the other end of a new connection, which claims the runner.
+// The caller closes the connection.
+func SendSecret(c io.ReadWriter, secret string) error {
 	if err := json.NewEncoder(c).Encode(Claim{ID: 1, Op: OpClaim, Secret: secret}); err != nil {
 		return fmt.Errorf("%s: %w", OpClaim, err)
 	}
@@ -106,14 +107,15 @@ func GiveSecret(c io.ReadWriter, secret string) error {
 	return nil
 }
 
-// Seal proves the secret to the runner at the other end of "runner attach --sealed" and returns the stream to it.
-// stdout and stdin are the streams of that command. Seal blocks until the runner has answered or the streams end.
-func Seal(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
+// OpenSealedStream proves the sandbox's secret to the runner at the other end of "runner attach --sealed" and returns
+// the TLS stream to the runner. stdout and stdin are the streams of that command. OpenSealedStream blocks until the
+// runner has responded or the streams end.
+func OpenSealedStream(secret string, stdout io.Reader, stdin io.WriteCloser) (net.Conn, error) {
 	config, err := ExecutorTLS(secret)
 	if err != nil {
 		return nil, err
 	}
-	conn := tls.Client(stdio{stdout, stdin}, config)
+	conn := tls.Client(stdioConn{stdout, stdin}, config)
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the caller closes the streams to stop it
 		return nil, fmt.Errorf("prove the sandbox's secret to its runner: %w", err)
 	}
@@ -128,9 +130,9 @@ type tlsStream struct {
 
 func (s tlsStream) Close() error { return s.under.Close() }
 
-// Accept accepts the TLS stream of an executor on c and returns it after the executor has proved the secret of
-// config. peeked has the bytes of c that were already read, followed by c itself.
-func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
+// AcceptSealedStream accepts the TLS stream of an executor on c and returns the stream after the executor has proved
+// the secret of config. peeked has the bytes of c that were already read, followed by c itself.
+func AcceptSealedStream(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) {
 	conn := tls.Server(bufferedConn{c, peeked}, config)
 	if err := conn.HandshakeContext(context.Background()); err != nil { // the connection's deadline stops it
 		return nil, err
@@ -138,13 +140,14 @@ func Accept(c net.Conn, peeked io.Reader, config *tls.Config) (net.Conn, error) 
 	return tlsStream{conn, c}, nil
 }
 
-// IsSealed reports whether a connection whose first byte is b is a TLS stream. JSON starts with a brace.
-func IsSealed(b byte) bool { return b == recordHandshake }
+// StartsTLSStream reports whether a connection whose first byte is b is a TLS stream. The alternative is JSON, which
+// starts with a brace.
+func StartsTLSStream(b byte) bool { return b == tlsHandshakeRecord }
 
-// recordHandshake is the type of the first record of a TLS stream (RFC 8446, section 5.1).
-const recordHandshake = 22
+// tlsHandshakeRecord is the type of the first record of a TLS stream (RFC 8446, section 5.1).
+const tlsHandshakeRecord = 22
 
-// bufferedConn is a connection from which in has read ahead: Read reads from in.
+// bufferedConn is a connection some of whose bytes were already read into in: Read reads from in.
 type bufferedConn struct {
 	net.Conn
 	in io.Reader
@@ -152,14 +155,14 @@ type bufferedConn struct {
 
 func (b bufferedConn) Read(p []byte) (int, error) { return b.in.Read(p) }
 
-// stdio presents the standard streams of a command as a connection. It has no deadlines.
-type stdio struct {
+// stdioConn presents the standard streams of a command as a net.Conn without deadlines.
+type stdioConn struct {
 	io.Reader
 	io.WriteCloser
 }
 
-func (stdio) LocalAddr() net.Addr              { return &net.UnixAddr{Net: "unix"} }
-func (stdio) RemoteAddr() net.Addr             { return &net.UnixAddr{Net: "unix"} }
-func (stdio) SetDeadline(time.Time) error      { return nil }
-func (stdio) SetReadDeadline(time.Time) error  { return nil }
-func (stdio) SetWriteDeadline(time.Time) error { return nil }
+func (stdioConn) LocalAddr() net.Addr              { return &net.UnixAddr{Net: "unix"} }
+func (stdioConn) RemoteAddr() net.Addr             { return &net.UnixAddr{Net: "unix"} }
+func (stdioConn) SetDeadline(time.Time) error      { return nil }
+func (stdioConn) SetReadDeadline(time.Time) error  { return nil }
+func (stdioConn) SetWriteDeadline(time.Time) error { return nil }

@@ -11,33 +11,33 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// ProtocolVersion is the version that Hello states. An executor rejects another major version.
+// ProtocolVersion is the version of the runner protocol that Hello states. An executor rejects another major version.
 const ProtocolVersion = 1
 
-// MaxLine is the maximum length in bytes of a line in either direction. The runner truncates longer output of an
-// agent and adds a line of type error.
-const MaxLine = 8 << 20
+// MaxLineLength is the maximum length in bytes of a line that executor and runner send. The runner truncates longer
+// output of an agent and adds a line of type error.
+const MaxLineLength = 8 << 20
 
 // Op is the operation that a Command requests of the runner.
 type Op string
 
 // The operations.
 const (
-	// OpStart sends the agent a query. It is refused with BUSY while another query runs. Repeating the same
+	// OpStart sends the agent a query. The runner refuses it with BUSY while another query runs. Repeating the same
 	// execution and attempt is accepted and changes nothing.
 	OpStart Op = "start"
 	// OpInterrupt requests that the agent stop the turn and keep its process. It does nothing if no turn runs.
 	OpInterrupt Op = "interrupt"
 	// OpKill kills the agent's process group. A running turn ends with outcome killed.
 	OpKill Op = "kill"
-	// OpAck states that every line up to Ack is stored. The runner discards these lines.
+	// OpAck states that the executor has stored every journal line up to Ack. The runner discards these lines.
 	OpAck Op = "ack"
 	// OpStatus requests the runner's Status.
 	OpStatus Op = "status"
 	// OpWarm starts the agent's process without a query, so that the first turn finds it running. Query must be
 	// set, without execution, content and parts. OpWarm does nothing if an agent's process exists.
 	OpWarm Op = "warm"
-	// OpClaim sends a runner the secret that executors prove from then on. It is the first line of a separate
+	// OpClaim sends a runner the secret that executors must prove from then on. It is the first line of a separate
 	// connection (see Claim). It is refused with FORBIDDEN if the runner has another secret, or if an executor has
 	// attached without a secret before.
 	OpClaim Op = "claim"
@@ -48,7 +48,7 @@ const (
 	OpShutdown Op = "shutdown"
 )
 
-// Claim is the only line of a connection that either sends the runner its secret (OpClaim), or requests an operation
+// Claim is the only line of a connection to the runner that either sends the secret (OpClaim), or requests an operation
 // that needs neither an epoch nor the journal.
 type Claim struct {
 	ID     uint64 `json:"id"`
@@ -56,8 +56,8 @@ type Claim struct {
 	Secret string `json:"secret,omitempty"` // OpClaim only
 }
 
-// Attach is the first line from a follower. If the runner was claimed, Attach is the first line inside the stream
-// that Seal opens; the runner accepts epochs from no other stream.
+// Attach is the first line that a follower sends to the runner. If the runner was claimed, Attach is the first line
+// inside the stream that OpenSealedStream opens; the runner accepts epochs from no other stream.
 type Attach struct {
 	Epoch uint64 `json:"epoch"` // refused with FENCED if lower than the highest epoch that the runner has received; otherwise the follower replaces the previous one
 	After uint64 `json:"after"` // lines with a greater number are sent
@@ -71,11 +71,11 @@ type Command struct {
 	Query *Query `json:"query,omitempty"`
 	Ack   uint64 `json:"ack,omitempty"`
 
-	Verdict *Verdict `json:"verdict,omitempty"` // for OpDecide
+	Verdict *ApprovalDecision `json:"verdict,omitempty"` // for OpDecide
 }
 
-// Verdict is the decision on an approval request. Its answers include those to secret questions.
-type Verdict struct {
+// ApprovalDecision is the decision on an approval request. Its answers include those to secret questions.
+type ApprovalDecision struct {
 	events.ApprovalDecided
 	// Timeout reports that nobody decided in time: the request is rejected.
 	Timeout bool `json:"timeout,omitempty"`
@@ -89,7 +89,7 @@ func ApprovalID(execution, journal, local string) string {
 	return events.DeriveID(events.KindApproval, execution, journal, local)
 }
 
-// Query is everything that an agent needs for one turn.
+// Query is everything that an agent needs to run one turn.
 type Query struct {
 	SessionID    string            `json:"sessionId"`
 	ExecutionID  string            `json:"executionId"`
@@ -119,7 +119,7 @@ type Query struct {
 	ExecutionPermissions events.ExecutionPermissions `json:"executionPermissions,omitzero"` // adapt the policy to the execution
 	Approved             []string                    `json:"approved,omitempty"`            // classes of which a person has approved all requests in an earlier attempt
 
-	Pace Pace `json:"pace,omitzero"`
+	Pace OutputRate `json:"pace,omitzero"`
 
 	Authority string `json:"authority,omitempty"` // certificates of the egress proxy in PEM form that the agent's process trusts in addition to the sandbox's own; "" for none
 }
@@ -151,17 +151,17 @@ type Fork struct {
 	Provided bool `json:"provided,omitempty"`
 }
 
-// Pace is the maximum rate at which an execution may fill the journal; 0 means no limit. The execution may be ahead of
-// the rate by PaceBurst; then the runner delays further output, and so the agent.
-type Pace struct {
+// OutputRate is the maximum rate at which an execution may write to the journal; 0 means no limit. The execution may be
+// ahead of the rate by OutputBurst; then the runner delays further output, and so the agent.
+type OutputRate struct {
 	EventsPerSecond uint32 `json:"eventsPerSecond,omitempty"`
 	BytesPerSecond  uint32 `json:"bytesPerSecond,omitempty"`
 }
 
-// PaceBurst is the time by which an execution may be ahead of its Pace.
-const PaceBurst = 10 * time.Second
+// OutputBurst is the time by which an execution may be ahead of its OutputRate.
+const OutputBurst = 10 * time.Second
 
-// MCPServer is a server of tools with all variables replaced.
+// MCPServer is an MCP server that an agent uses, with all variables replaced by their values.
 type MCPServer struct {
 	Name      string            `json:"name"`
 	Type      string            `json:"type"`              // stdio, http or docker
@@ -174,7 +174,7 @@ type MCPServer struct {
 	Tools     []string          `json:"tools,omitempty"`   // only these tools; empty means all
 }
 
-// Skill is a skill inside the sandbox, for agents that support skills natively.
+// Skill is a skill that was extracted inside the sandbox, for agents that support skills natively.
 type Skill struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
@@ -192,31 +192,31 @@ const (
 	EgressPreamble = "SPOOL/1 "
 )
 
-// EgressHosts may follow the token on the first line. It restricts the connection to hosts of the allowlist: no
-// models and no MCP servers.
-const EgressHosts = " hosts"
+// EgressHostsOnly may follow the token on the first line of an egress connection. It restricts the connection to hosts
+// of the allowlist: no models and no MCP servers.
+const EgressHostsOnly = " hosts"
 
 // EgressRoutes are the first path elements under EgressURL through which agents reach models. The proxy adds the
 // credentials. The route of a custom host is its name.
 const (
-	EgressAnthropic = "anthropic" // base URL without /v1
-	EgressOpenAI    = "openai"    // base URL with /v1
-	EgressNVIDIA    = "nvidia"    // base URL with /v1
+	EgressRouteAnthropic = "anthropic" // base URL without /v1
+	EgressRouteOpenAI    = "openai"    // base URL with /v1
+	EgressRouteNVIDIA    = "nvidia"    // base URL with /v1
 )
 
-// EgressMCP is the path under EgressURL through which agents reach MCP servers by name. The proxy adds the
+// EgressMCPPath is the path under EgressURL through which agents reach MCP servers by name. The egress proxy adds the
 // credentials.
-const EgressMCP = "/mcp/"
+const EgressMCPPath = "/mcp/"
 
-// The permission policies. PolicyWorkspace allows everything that stays inside the workspace, and denies everything
-// else with a reason that the agent receives.
+// PolicyWorkspace is the permission policy that allows everything that stays inside the workspace, and denies
+// everything else with a reason that the agent receives.
 const PolicyWorkspace = "workspace"
 
-// Message is a line from the runner. Exactly one field is set.
+// Message is a line that the runner sends to a follower. Exactly one field is set.
 type Message struct {
-	Hello *Hello `json:"hello,omitempty"` // the first line
-	Line  *Line  `json:"line,omitempty"`
-	Reply *Reply `json:"reply,omitempty"`
+	Hello *Hello       `json:"hello,omitempty"` // the first line
+	Line  *JournalLine `json:"line,omitempty"`
+	Reply *Reply       `json:"reply,omitempty"`
 }
 
 // Hello is the first line that the runner sends to a follower (an attached executor).
@@ -240,23 +240,23 @@ type Status struct {
 
 // Reply is the line with which the runner answers a Command.
 type Reply struct {
-	ID     uint64  `json:"id"`
-	Error  *Error  `json:"error,omitempty"`
-	Status *Status `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
+	ID     uint64        `json:"id"`
+	Error  *CommandError `json:"error,omitempty"`
+	Status *Status       `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
 }
 
-// Error is the reason why the runner refused a Command.
-type Error struct {
+// CommandError is the reason why the runner refused a Command.
+type CommandError struct {
 	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
 	Message string `json:"message"`
 }
 
-func (e *Error) Error() string { return e.Code + ": " + e.Message }
+func (e *CommandError) Error() string { return e.Code + ": " + e.Message }
 
-// Line is an entry of the journal. Type is the wire name of a run event, text_delta, or one of the types below. Ids of
-// blocks inside Data are unique within the journal only: the executor derives the ids for the log from (journal, id), and
-// replaces every other field that a sandbox could forge.
-type Line struct {
+// JournalLine is a line of the runner's journal. Type is the wire name of a run event, text_delta, or one of the types
+// below. Ids of blocks inside Data are unique within the journal only: the executor derives the ids for the log from
+// (journal, id), and replaces every other field that a sandbox could forge.
+type JournalLine struct {
 	N              uint64          `json:"n"`
 	Type           events.Type     `json:"type"`
 	Time           time.Time       `json:"time"`
@@ -267,16 +267,16 @@ type Line struct {
 
 // Types of lines that are not events. The executor converts them into events.
 const (
-	// AgentStarted is the type of the line with which a turn begins; its data is a Started. It becomes the event
+	// AgentStarted is the type of the journal line with which a turn begins; its data is a TurnStart. It becomes the event
 	// execution_started.
 	AgentStarted events.Type = "agent_started"
-	// TurnEnded is the type of the last line of an execution; its data is an Ended. It becomes the execution's terminal
-	// event.
+	// TurnEnded is the type of the last journal line of an execution; its data is a TurnEnd. It becomes the execution's
+	// terminal event.
 	TurnEnded events.Type = "turn_ended"
 )
 
-// Started is the data of a line of type AgentStarted.
-type Started struct {
+// TurnStart is the data of a journal line of type AgentStarted.
+type TurnStart struct {
 	Attempt uint32 `json:"attempt"`
 	Warm    bool   `json:"warm"` // the agent's process was already running
 	PID     int    `json:"pid"`
@@ -288,24 +288,24 @@ type Outcome string
 
 // The outcomes.
 const (
-	Completed   Outcome = "completed"
-	Failed      Outcome = "failed"
-	Interrupted Outcome = "interrupted" // requested by OpInterrupt
-	Killed      Outcome = "killed"      // requested by OpKill
+	OutcomeCompleted   Outcome = "completed"
+	OutcomeFailed      Outcome = "failed"
+	OutcomeInterrupted Outcome = "interrupted" // requested by OpInterrupt
+	OutcomeKilled      Outcome = "killed"      // requested by OpKill
 )
 
-// Ended is the data of a line of type TurnEnded.
-type Ended struct {
+// TurnEnd is the data of a journal line of type TurnEnded.
+type TurnEnd struct {
 	Outcome Outcome      `json:"outcome"`
-	Code    string       `json:"code,omitempty"` // for Failed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
+	Code    string       `json:"code,omitempty"` // for OutcomeFailed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
 	Message string       `json:"message,omitempty"`
 	Result  string       `json:"result,omitempty"` // the agent's final text
 	Usage   events.Usage `json:"usage"`
 	CostUSD float64      `json:"costUsd,omitempty"`
 }
 
-// Delta is the data of a line of type text_delta.
-type Delta struct {
+// TextDelta is the data of a journal line of type text_delta.
+type TextDelta struct {
 	BlockID string `json:"blockId"`
 	Offset  uint32 `json:"offset"` // in UTF-8 bytes from the start of the block
 	Delta   string `json:"delta"`

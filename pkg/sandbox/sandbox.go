@@ -15,8 +15,8 @@ import (
 var (
 	// ErrNotFound is returned for a sandbox or file that does not exist.
 	ErrNotFound = errors.New("not found in the sandbox provider")
-	// ErrOutside is returned for a path that leaves the workspace through "..", a symlink or a sibling folder.
-	ErrOutside = errors.New("path is outside the workspace")
+	// ErrOutsideWorkspace is returned for a path that leaves the workspace through "..", a symlink or a sibling folder.
+	ErrOutsideWorkspace = errors.New("path is outside the workspace")
 )
 
 // Error is a failure of a sandbox provider, with the code that the event sandbox_failed states.
@@ -38,8 +38,8 @@ const (
 	CodeImageUnsupported   = "IMAGE_UNSUPPORTED"   // there is no runner for the image's architecture
 	CodeDiskFull           = "DISK_FULL"           // the engine has no disk space left
 	CodeRunnerSilent       = "RUNNER_SILENT"       // the sandbox was created, but its runner does not respond
-	CodeServerFailed       = "MCP_SERVER_FAILED"   // the container of an MCP server was created, but the server does not start
-	CodeHostPath           = "HOST_PATH_REFUSED"   // the folder in which the session works does not exist or is not allowed
+	CodeMCPServerFailed    = "MCP_SERVER_FAILED"   // the container of an MCP server was created, but the server does not start
+	CodeHostPathRefused    = "HOST_PATH_REFUSED"   // the folder in which the session works does not exist or is not allowed
 	CodeQuotaExceeded      = "QUOTA_EXCEEDED"      // the account with the provider has no quota for another sandbox
 	CodeCredentialsRefused = "CREDENTIALS_REFUSED" // the provider rejects the installation's token
 	CodeRegionUnknown      = "REGION_UNKNOWN"      // the provider does not have the region
@@ -67,7 +67,7 @@ type Limits struct {
 	DiskBytes   int64   // workspace and the agent's records; the runner enforces it
 }
 
-// Spec describes a sandbox that a Provider is to create.
+// Spec describes the sandbox that Provider.Create creates.
 type Spec struct {
 	ID     string // sbx_…, chosen by the caller; creating the same id again returns the existing sandbox and restarts its runner if it has ended
 	Labels Labels
@@ -83,9 +83,9 @@ type Spec struct {
 	Servers int
 	// EgressToken authenticates the sandbox to the egress proxy; "" for a sandbox without egress.
 	EgressToken string
-	// Layer is a read-only layer of packages in the sandbox, as returned by a Layerer; "" for none.
+	// Layer is a read-only layer of packages in the sandbox, as returned by a LayerCreator; "" for none.
 	Layer string
-	// LayerTarget is the layer into which this sandbox installs packages; "" for none. Only a Layerer sets it.
+	// LayerTarget is the layer into which this sandbox installs packages; "" for none. Only a LayerCreator sets it.
 	LayerTarget string
 }
 
@@ -110,24 +110,24 @@ type Adopter interface {
 	Adopt(ctx context.Context, id string, labels Labels) error
 }
 
-// Layerer is implemented by providers that can install packages once for many sandboxes.
-type Layerer interface {
+// LayerCreator is implemented by providers that can install packages once for many sandboxes.
+type LayerCreator interface {
 	// Layer returns the layer with the given packages for Spec.Layer, and creates it if it does not exist. An
 	// existing layer needs no access to a registry. Concurrent callers, also in other executors, wait for the
 	// caller that creates the layer. An *Error with CodeDependenciesFailed contains the end of the installer's
 	// output.
-	Layer(ctx context.Context, want Packages, use LayerBuilder) (string, error)
+	Layer(ctx context.Context, want LayerPackages, use LayerBuilder) (string, error)
 }
 
-// Packages are the packages that a layer contains.
-type Packages struct {
-	dependency.Set
+// LayerPackages are the packages that a layer contains.
+type LayerPackages struct {
+	dependency.PackageSet
 	Image string // image of the sandboxes that use the layer; "" for the provider's default
 }
 
-// LayerBuilder provides what a Layerer needs to create a layer.
+// LayerBuilder provides what a LayerCreator needs to create a layer.
 type LayerBuilder struct {
-	// Begun is called when the layer does not exist, before the Layerer creates it or waits for it. It is called at
+	// Begun is called when the layer does not exist, before the LayerCreator creates it or waits for it. It is called at
 	// most once, from any goroutine. It may be nil.
 	Begun func()
 	// Build creates a sandbox from spec, in which it sets ID, Labels and EgressToken. The sandbox belongs to no
@@ -136,7 +136,7 @@ type LayerBuilder struct {
 	Build func(ctx context.Context, spec Spec, work func(context.Context, Sandbox) error) error
 }
 
-// WorkspaceKeeper is implemented by providers that keep the workspace of a session longer than its sandboxes.
+// WorkspaceKeeper is implemented by providers that keep the workspace of a session after its sandbox has ended.
 type WorkspaceKeeper interface {
 	// ListWorkspaces returns the labels of all kept workspaces.
 	ListWorkspaces(ctx context.Context) ([]Labels, error)
@@ -144,26 +144,26 @@ type WorkspaceKeeper interface {
 	RemoveWorkspace(ctx context.Context, l Labels) error
 }
 
-// ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. They are
-// paused and terminated together with the sandbox.
+// ServerHost is implemented by providers that run MCP servers in separate containers next to a sandbox. These
+// containers are paused and terminated together with the sandbox.
 type ServerHost interface {
 	// StartServer ensures that server n of a sandbox runs; n counts from 0 and is less than Servers of its Spec. It
 	// replaces a server that differs from s. It returns the path, inside the sandbox, of the Unix socket of the
 	// server; the path changes when the container is replaced. It returns ErrNotFound if the sandbox does not exist
 	// or has no room for the server.
-	StartServer(ctx context.Context, id string, n int, s Server) (socket string, err error)
+	StartServer(ctx context.Context, id string, n int, s MCPServer) (socket string, err error)
 }
 
-// Server is an MCP server that speaks stdio in a separate container. Its variables, and the arguments that replace
-// the image's, are sent with each connection.
-type Server struct {
+// MCPServer is an MCP server that runs in a separate container and speaks stdio. Each connection sends its variables
+// and the arguments that replace those of the image.
+type MCPServer struct {
 	Image  string
 	Egress bool // it may use the sandbox's egress, restricted to allowed hosts
 }
 
-// Restorer reports whether a sandbox was created with the workspace that its Spec requested. Providers that keep
-// workspaces by session do not implement it.
-type Restorer interface {
+// WorkspaceReporter is implemented by sandboxes that report whether they were created with the workspace that their
+// Spec requested. Sandboxes of providers that keep workspaces by session do not implement it.
+type WorkspaceReporter interface {
 	// HasWorkspace reports whether the workspace and the agent's records are the requested ones; otherwise they are new and
 	// empty.
 	HasWorkspace() bool
@@ -186,7 +186,7 @@ type Provider interface {
 // Sandbox is a running sandbox.
 type Sandbox interface {
 	ID() string
-	// Secret returns the secret with which executors authenticate to the sandbox's runner (see runner.Seal). Create
+	// Secret returns the secret with which executors authenticate to the sandbox's runner (see runner.OpenSealedStream). Create
 	// sends it to the runner before any agent runs. It is "" for a sandbox that an executor of a release without
 	// secrets created.
 	Secret() string
@@ -199,7 +199,7 @@ type Sandbox interface {
 	Files() Files
 }
 
-// Files reads and writes the workspace. Paths are relative and slash-separated.
+// Files reads and writes the files of a sandbox's workspace. Paths are relative and slash-separated.
 type Files interface {
 	// Put writes a file and creates its parent folders. It replaces an existing file atomically.
 	Put(ctx context.Context, path string, content io.Reader) error
@@ -227,7 +227,7 @@ type Command struct {
 	Env  map[string]string // added to the sandbox's own variables
 }
 
-// Process is a command that runs in a sandbox.
+// Process is a running command in a sandbox.
 type Process interface {
 	Stdin() io.WriteCloser
 	Stdout() io.Reader

@@ -12,8 +12,8 @@ import (
 	"filippo.io/age"
 )
 
-// ParseIdentities parses private keys (AGE-SECRET-KEY-1…), one a line. Lines that begin with # are skipped. Each of
-// the keys can open secrets that were sealed to it.
+// ParseIdentities parses private keys (AGE-SECRET-KEY-1…), one a line. Lines that begin with # are skipped. Each key
+// can decrypt secrets that were sealed to it.
 func ParseIdentities(text string) ([]age.Identity, error) {
 	list, err := age.ParseIdentities(strings.NewReader(text))
 	if err != nil {
@@ -39,7 +39,7 @@ func RecipientsOf(list []age.Identity) ([]age.Recipient, error) {
 		switch k := id.(type) {
 		case *age.X25519Identity:
 			return []age.Recipient{k.Recipient()}, nil
-		case *wrapped:
+		case *kmsKey:
 			return []age.Recipient{k}, nil
 		}
 	}
@@ -58,8 +58,8 @@ func PublicKey(list []age.Identity) (string, error) {
 	return "", errors.New("secrets key: its public key has no text")
 }
 
-// Generate returns a new key pair in age's text form.
-func Generate() (identity, recipient string, err error) {
+// GenerateKeyPair returns a new pair of private key (identity) and public key (recipient) in age's text form.
+func GenerateKeyPair() (identity, recipient string, err error) {
 	k, err := age.GenerateX25519Identity()
 	if err != nil {
 		return "", "", fmt.Errorf("make a secrets key: %w", err)
@@ -67,12 +67,12 @@ func Generate() (identity, recipient string, err error) {
 	return k.String(), k.Recipient().String(), nil
 }
 
-// File returns the private keys in a file. If the file does not exist, File creates it with a new key, readable by
-// its owner only.
-func File(path string) ([]age.Identity, error) {
+// ReadKeyFile returns the private keys in a file. If the file does not exist, ReadKeyFile creates it with a new key,
+// readable by its owner only.
+func ReadKeyFile(path string) ([]age.Identity, error) {
 	text, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		if err := create(path); err != nil {
+		if err := createKeyFile(path); err != nil {
 			return nil, err
 		}
 		text, err = os.ReadFile(path)
@@ -83,9 +83,9 @@ func File(path string) ([]age.Identity, error) {
 	return ParseIdentities(string(text))
 }
 
-// create writes a new key, unless another process has created the file in the meantime.
-func create(path string) error {
-	identity, recipient, err := Generate()
+// createKeyFile creates a file with a new private key, unless another process has created the file in the meantime.
+func createKeyFile(path string) error {
+	identity, recipient, err := GenerateKeyPair()
 	if err != nil {
 		return err
 	}
@@ -107,8 +107,8 @@ func create(path string) error {
 	return nil
 }
 
-// KMS is a key management service that encrypts the key of each value, as an alternative to a key pair. Its own key
-// never leaves the service.
+// KMS is a key management service that encrypts the key of each value, as an alternative to a key pair. The key of the
+// service never leaves the service.
 type KMS interface {
 	// Wrap encrypts 16 bytes and returns the id of the key that it used.
 	Wrap(ctx context.Context, key []byte) (keyID string, wrapped []byte, err error)
@@ -116,33 +116,34 @@ type KMS interface {
 	Unwrap(ctx context.Context, keyID string, wrapped []byte) ([]byte, error)
 }
 
-// FromKMS returns a recipient and identity that use a KMS. ctx bounds all calls of the KMS.
-func FromKMS(ctx context.Context, kms KMS) interface {
+// KeyFromKMS returns a key, both recipient and identity, that encrypts and decrypts with a KMS. ctx bounds all calls of
+// the KMS.
+func KeyFromKMS(ctx context.Context, kms KMS) interface {
 	age.Recipient
 	age.Identity
 } {
-	return &wrapped{ctx, kms}
+	return &kmsKey{ctx, kms}
 }
 
-// stanzaType is the type name of the KMS's stanza in the header of a sealed value.
-const stanzaType = "spool-kms"
+// kmsStanzaType is the type name of the KMS's stanza in the header of a sealed value.
+const kmsStanzaType = "spool-kms"
 
-type wrapped struct {
+type kmsKey struct {
 	ctx context.Context
 	kms KMS
 }
 
-func (w *wrapped) Wrap(fileKey []byte) ([]*age.Stanza, error) {
+func (w *kmsKey) Wrap(fileKey []byte) ([]*age.Stanza, error) {
 	id, body, err := w.kms.Wrap(w.ctx, fileKey)
 	if err != nil {
 		return nil, fmt.Errorf("wrap a key: %w", err)
 	}
-	return []*age.Stanza{{Type: stanzaType, Args: []string{id}, Body: body}}, nil
+	return []*age.Stanza{{Type: kmsStanzaType, Args: []string{id}, Body: body}}, nil
 }
 
-func (w *wrapped) Unwrap(list []*age.Stanza) ([]byte, error) {
+func (w *kmsKey) Unwrap(list []*age.Stanza) ([]byte, error) {
 	for _, s := range list {
-		if s.Type == stanzaType && len(s.Args) == 1 {
+		if s.Type == kmsStanzaType && len(s.Args) == 1 {
 			return w.kms.Unwrap(w.ctx, s.Args[0], s.Body)
 		}
 	}

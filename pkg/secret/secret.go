@@ -20,47 +20,47 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Size limits of a value in bytes. A value shorter than MinValue could not be redacted from an agent's output without
+// Size limits of a value in bytes. A value shorter than MinValueSize could not be redacted from an agent's output without
 // destroying other text.
 const (
-	MinValue = 4
-	MaxValue = 64 << 10
+	MinValueSize = 4
+	MaxValueSize = 64 << 10
 )
 
 // Errors that callers branch on.
 var (
-	// ErrNotFound is returned if the value is not, or no longer, in the bucket.
+	// ErrNotFound is returned if the value of a secret is not, or no longer, in the bucket.
 	ErrNotFound = errors.New("the secret's value does not exist")
-	// ErrNoKey is returned if the value was sealed to none of the keys of this service.
+	// ErrNoKey is returned if the value of a secret was sealed to none of the keys of this service.
 	ErrNoKey = errors.New("the secret was sealed to a key that this service does not have")
-	// ErrUnavailable is returned if the bucket does not respond; a retry may succeed.
+	// ErrUnavailable is returned if the bucket of secrets does not respond; a retry may succeed.
 	ErrUnavailable = errors.New("secrets cannot be read now")
-	// ErrForeign is returned if the stored value belongs to another key or tenant.
-	ErrForeign = errors.New("the stored secret belongs to another key or tenant")
+	// ErrKeyMismatch is returned if the stored value was sealed for another storage key or tenant.
+	ErrKeyMismatch = errors.New("the stored secret belongs to another key or tenant")
 )
 
-// SizeError reports that a value is too short or too long.
+// SizeError reports that the value of a secret is too short or too long.
 type SizeError struct{ Bytes int }
 
 func (e *SizeError) Error() string {
-	return fmt.Sprintf("a secret has %d to %d bytes, this one %d", MinValue, MaxValue, e.Bytes)
+	return fmt.Sprintf("a secret has %d to %d bytes, this one %d", MinValueSize, MaxValueSize, e.Bytes)
 }
 
-// KV is the part of the bucket topology.BucketSecrets that this package needs.
+// KV is the part of the bucket topology.BucketSecrets that Sealer and Opener need.
 type KV interface {
 	Get(ctx context.Context, key string) (jetstream.KeyValueEntry, error)
 	Create(ctx context.Context, key string, value []byte, opts ...jetstream.KVCreateOpt) (uint64, error)
 	Update(ctx context.Context, key string, value []byte, revision uint64) (uint64, error)
 }
 
-// sealedValue is the plaintext that is encrypted. It includes the storage key, so that a value that was moved to another
-// key is detected.
+// sealedValue is the plaintext that is encrypted. It includes the storage key, so that a value that was copied to
+// another key is detected.
 type sealedValue struct {
 	Key   string `json:"key"`
 	Value []byte `json:"value"`
 }
 
-// Sealer encrypts the values of secrets and stores them in a bucket.
+// Sealer encrypts the values of secrets and stores them in the bucket of secrets.
 type Sealer struct {
 	kv         KV
 	recipients []age.Recipient
@@ -75,10 +75,10 @@ func NewSealer(kv KV, recipients ...age.Recipient) (*Sealer, error) {
 	return &Sealer{kv, recipients}, nil
 }
 
-// Seal stores a value for an execution, or for an environment if execution is "", and returns the key under which it
-// is stored. Each call stores under a new key.
+// Seal encrypts and stores the value of a secret of an execution, or of an environment if execution is "", and returns
+// the storage key. Each call uses a new storage key.
 func (s *Sealer) Seal(ctx context.Context, tenant, execution string, value []byte) (string, error) {
-	if len(value) < MinValue || len(value) > MaxValue {
+	if len(value) < MinValueSize || len(value) > MaxValueSize {
 		return "", &SizeError{len(value)}
 	}
 	if err := events.CheckTenant("tenant", tenant); err != nil {
@@ -91,7 +91,7 @@ func (s *Sealer) Seal(ctx context.Context, tenant, execution string, value []byt
 		}
 		key = tenant + ".x." + execution + "." + rand.Text()
 	}
-	data, err := seal(key, value, s.recipients)
+	data, err := encryptValue(key, value, s.recipients)
 	if err != nil {
 		return "", err
 	}
@@ -101,7 +101,7 @@ func (s *Sealer) Seal(ctx context.Context, tenant, execution string, value []byt
 	return key, nil
 }
 
-func seal(key string, value []byte, recipients []age.Recipient) ([]byte, error) {
+func encryptValue(key string, value []byte, recipients []age.Recipient) ([]byte, error) {
 	plain, err := json.Marshal(sealedValue{key, value})
 	if err != nil {
 		return nil, fmt.Errorf("seal a secret: %w", err)
@@ -120,7 +120,7 @@ func seal(key string, value []byte, recipients []age.Recipient) ([]byte, error) 
 	return out.Bytes(), nil
 }
 
-// Opener reads the values of secrets from a bucket and decrypts them.
+// Opener reads the values of secrets from the bucket of secrets and decrypts them.
 type Opener struct {
 	kv         KV
 	identities []age.Identity
@@ -134,16 +134,17 @@ func NewOpener(kv KV, identities ...age.Identity) (*Opener, error) {
 	return &Opener{kv, identities}, nil
 }
 
-// Open returns the value that is stored under a key of the tenant. It returns ErrForeign for a key of another tenant.
+// Open returns the decrypted value that is stored under a key of the tenant. It returns ErrKeyMismatch for a key of
+// another tenant.
 func (o *Opener) Open(ctx context.Context, tenant, key string) (string, error) {
 	if !strings.HasPrefix(key, tenant+".") {
-		return "", ErrForeign
+		return "", ErrKeyMismatch
 	}
-	value, _, err := o.open(ctx, key)
+	value, _, err := o.readAndDecrypt(ctx, key)
 	return string(value), err
 }
 
-func (o *Opener) open(ctx context.Context, key string) (value []byte, revision uint64, err error) {
+func (o *Opener) readAndDecrypt(ctx context.Context, key string) (value []byte, revision uint64, err error) {
 	entry, err := o.kv.Get(ctx, key)
 	if errors.Is(err, jetstream.ErrKeyNotFound) || errors.Is(err, jetstream.ErrInvalidKey) {
 		return nil, 0, ErrNotFound
@@ -168,19 +169,19 @@ func (o *Opener) open(ctx context.Context, key string) (value []byte, revision u
 		return nil, 0, errors.New("open a secret: invalid plaintext") // the error of json could quote the value
 	}
 	if s.Key != key {
-		return nil, 0, ErrForeign
+		return nil, 0, ErrKeyMismatch
 	}
 	return s.Value, entry.Revision(), nil
 }
 
-// Forgetter is the part of the bucket that Forget needs.
-type Forgetter interface {
+// RemoverKV is the part of the bucket of secrets that RemoveExecutionSecrets needs.
+type RemoverKV interface {
 	ListKeysFiltered(ctx context.Context, filters ...string) (jetstream.KeyLister, error)
 	Purge(ctx context.Context, key string, opts ...jetstream.KVDeleteOpt) error
 }
 
-// Forget removes all values that were sealed for one execution. It needs no private key.
-func Forget(ctx context.Context, kv Forgetter, tenant, execution string) error {
+// RemoveExecutionSecrets removes all values of secrets that were sealed for one execution. It needs no private key.
+func RemoveExecutionSecrets(ctx context.Context, kv RemoverKV, tenant, execution string) error {
 	if err := errors.Join(events.CheckTenant("tenant", tenant), events.CheckID("executionId", events.KindExecution, execution)); err != nil {
 		return fmt.Errorf("forget secrets: %w", err)
 	}
@@ -199,17 +200,17 @@ func Forget(ctx context.Context, kv Forgetter, tenant, execution string) error {
 	return ctx.Err()
 }
 
-// Reseal encrypts a value again, to other public keys, for key rotation. If the value was changed or removed in the
-// meantime, Reseal leaves it as it is.
+// Reseal encrypts a stored value again, to other public keys, for key rotation. If the value was changed or removed in
+// the meantime, Reseal leaves it as it is.
 func (o *Opener) Reseal(ctx context.Context, key string, recipients ...age.Recipient) error {
-	value, revision, err := o.open(ctx, key)
+	value, revision, err := o.readAndDecrypt(ctx, key)
 	if errors.Is(err, ErrNotFound) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	data, err := seal(key, value, recipients)
+	data, err := encryptValue(key, value, recipients)
 	if err != nil {
 		return err
 	}
@@ -224,8 +225,8 @@ func (o *Opener) Reseal(ctx context.Context, key string, recipients ...age.Recip
 	return nil
 }
 
-// Bucket opens the bucket in which the encrypted values of secrets are stored.
-func Bucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyValue, error) {
+// OpenBucket opens the bucket in which the encrypted values of secrets are stored.
+func OpenBucket(ctx context.Context, js jetstream.JetStream) (jetstream.KeyValue, error) {
 	kv, err := js.KeyValue(ctx, topology.BucketSecrets)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
 		return nil, fmt.Errorf("key-value bucket %s is not installed on this NATS: install Spool's streams first", topology.BucketSecrets)

@@ -47,7 +47,7 @@ func buckets(t *testing.T) (gateway, executor, session jetstream.KeyValue) {
 		}
 	}
 	open := func(user string) jetstream.KeyValue {
-		kv, err := secret.Bucket(t.Context(), as(user))
+		kv, err := secret.OpenBucket(t.Context(), as(user))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +106,7 @@ func TestOpen_ReturnsTheSealedValueToItsTenantOnly(t *testing.T) {
 		if got, err := s.Open(ctx, "acme", key); err != nil || got != value {
 			t.Errorf("opened %q, %v", got, err)
 		}
-		if _, err := s.Open(ctx, "acm", key); !errors.Is(err, secret.ErrForeign) {
+		if _, err := s.Open(ctx, "acm", key); !errors.Is(err, secret.ErrKeyMismatch) {
 			t.Errorf("another tenant: %v", err)
 		}
 	}
@@ -128,7 +128,7 @@ func TestForget_PurgesTheSecretsOfOneExecution(t *testing.T) {
 		keys[x] = append(keys[x], key)
 	}
 	for range 2 { // the second call finds nothing to remove
-		if err := secret.Forget(ctx, session, "acme", one); err != nil {
+		if err := secret.RemoveExecutionSecrets(ctx, session, "acme", one); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -147,7 +147,7 @@ func TestForget_PurgesTheSecretsOfOneExecution(t *testing.T) {
 		}
 	}
 	for _, bad := range [][2]string{{"*", one}, {"acme", "*"}, {"acme", ""}, {"acme", ">"}} {
-		if err := secret.Forget(ctx, session, bad[0], bad[1]); err == nil {
+		if err := secret.RemoveExecutionSecrets(ctx, session, bad[0], bad[1]); err == nil {
 			t.Errorf("forgot %q", bad)
 		}
 	}
@@ -160,7 +160,7 @@ func TestSealAndOpen_RefuseInvalidValuesAndForeignKeys(t *testing.T) {
 	k := pair(t)
 	s := newSealerAndOpener(t, in, out, k.Recipient(), k)
 	var size *secret.SizeError
-	for _, v := range []string{"", "abc", strings.Repeat("x", secret.MaxValue+1)} {
+	for _, v := range []string{"", "abc", strings.Repeat("x", secret.MaxValueSize+1)} {
 		if _, err := s.Seal(ctx, "acme", "", []byte(v)); !errors.As(err, &size) {
 			t.Errorf("%d bytes: %v", len(v), err)
 		}
@@ -190,7 +190,7 @@ func TestSealAndOpen_RefuseInvalidValuesAndForeignKeys(t *testing.T) {
 	if _, err := in.Create(ctx, "acme.e.moved", entry.Value()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Open(ctx, "acme", "acme.e.moved"); !errors.Is(err, secret.ErrForeign) {
+	if _, err := s.Open(ctx, "acme", "acme.e.moved"); !errors.Is(err, secret.ErrKeyMismatch) {
 		t.Errorf("moved: %v", err)
 	}
 	for i, planted := range [][]byte{nil, []byte("plain"), entry.Value()[:len(entry.Value())-1]} {
@@ -278,7 +278,7 @@ func TestFromKMS_SealsAndOpens(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := &vault{keys: map[string]cipher.AEAD{"k1": aead}}
-	kms := secret.FromKMS(ctx, v)
+	kms := secret.KeyFromKMS(ctx, v)
 	s := newSealerAndOpener(t, in, out, kms, pair(t), kms)
 	key, err := s.Seal(ctx, "acme", "", []byte(value))
 	if err != nil {
@@ -305,7 +305,7 @@ func TestFile_CreatesOneKeyAndParsesIt(t *testing.T) {
 	got := make([]string, 8)
 	for i := range got {
 		group.Go(func() {
-			list, err := secret.File(path)
+			list, err := secret.ReadKeyFile(path)
 			if err != nil {
 				t.Error(err)
 				return
@@ -326,7 +326,7 @@ func TestFile_CreatesOneKeyAndParsesIt(t *testing.T) {
 	if left, err := os.ReadDir(filepath.Dir(path)); err != nil || len(left) != 1 {
 		t.Errorf("other files in the folder: %v, %v", left, err)
 	}
-	identity, recipient, err := secret.Generate()
+	identity, recipient, err := secret.GenerateKeyPair()
 	if err != nil {
 		t.Fatal(err)
 	}

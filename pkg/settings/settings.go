@@ -1,5 +1,5 @@
 // Package settings applies the defaults of a service's settings. The tag default of a setting's field, which the flag
-// parser reads too, is the only place that states the default. A command with the same setting refers to it by Vars.
+// parser reads too, is the only place that states the default. A command with the same setting refers to it by DefaultVariables.
 package settings
 
 import (
@@ -11,36 +11,36 @@ import (
 	"time"
 )
 
-// Logging is the setting of every process that logs. A command embeds it.
+// Logging is the log setting of every process. A command line embeds it.
 type Logging struct {
 	LogLevel slog.Level `default:"info" env:"SPOOL_LOG_LEVEL" help:"Lowest level that is logged: debug, info, warn or error."`
 }
 
-// Default sets every field of the struct that is zero and has a tag default to that default. cfg is a pointer to the
-// struct; fields of embedded structs count as its own. Default panics if a tag does not parse, or is on a field of a type
-// that no setting has.
-func Default(cfg any) {
+// SetDefaults sets every field of a settings struct that is zero and has a tag default to that default. cfg is a
+// pointer to the struct; fields of embedded structs are set too. SetDefaults panics if a tag does not parse, or is on a
+// field of a type that no setting has.
+func SetDefaults(cfg any) {
 	v := reflect.ValueOf(cfg).Elem()
 	for i := range v.NumField() {
 		field := v.Type().Field(i)
 		if field.Anonymous && field.Type.Kind() == reflect.Struct {
-			Default(v.Field(i).Addr().Interface())
+			SetDefaults(v.Field(i).Addr().Interface())
 			continue
 		}
 		text := field.Tag.Get("default")
 		if text == "" || !v.Field(i).IsZero() {
 			continue
 		}
-		if err := set(v.Field(i), text); err != nil {
+		if err := parseInto(v.Field(i), text); err != nil {
 			panic(fmt.Sprintf("settings: default of %s.%s: %v", v.Type(), field.Name, err))
 		}
 	}
 }
 
-// Vars returns the defaults of fields as variables for the tags of another struct, which the flag parser replaces. The name
-// of a variable is prefix, an underscore and the name of the field. cfg is a struct. Vars panics if a field has no tag
-// default.
-func Vars(prefix string, cfg any, fields ...string) map[string]string {
+// DefaultVariables returns the defaults of fields as variables that the flag parser replaces in the tags of another
+// struct. The name of a variable is prefix, an underscore and the name of the field. cfg is a struct. DefaultVariables
+// panics if a field has no tag default.
+func DefaultVariables(prefix string, cfg any, fields ...string) map[string]string {
 	vars := map[string]string{}
 	for _, name := range fields {
 		field, _ := reflect.TypeOf(cfg).FieldByName(name)
@@ -53,7 +53,7 @@ func Vars(prefix string, cfg any, fields ...string) map[string]string {
 	return vars
 }
 
-func set(to reflect.Value, text string) error {
+func parseInto(to reflect.Value, text string) error {
 	if to.Type() == reflect.TypeFor[time.Duration]() {
 		d, err := time.ParseDuration(text)
 		to.SetInt(int64(d))

@@ -38,7 +38,7 @@ func TestDefault_SetsWhatTheFlagParserSets(t *testing.T) {
 	if _, err := parser.Parse(nil); err != nil {
 		t.Fatal(err)
 	}
-	settings.Default(&got)
+	settings.SetDefaults(&got)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -48,7 +48,7 @@ func TestDefault_LeavesWhatIsSet(t *testing.T) {
 	t.Parallel()
 	want := config{"a", true, 1, 2, 3, 4, []string{"b"}, "c", []string{"d"}, Shared{5}}
 	got := want
-	settings.Default(&got)
+	settings.SetDefaults(&got)
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -60,7 +60,7 @@ func TestVars_GiveAnotherStructTheDefaults(t *testing.T) {
 		Every   time.Duration `default:"${config_Every}"`
 		Workers int           `default:"${config_Workers}"`
 	}
-	parser, err := kong.New(&got, kong.Vars(settings.Vars("config", config{}, "Every", "Workers")))
+	parser, err := kong.New(&got, kong.Vars(settings.DefaultVariables("config", config{}, "Every", "Workers")))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +81,7 @@ func TestVars_PanicsAtAFieldWithoutADefault(t *testing.T) {
 					t.Errorf("%s: no panic", name)
 				}
 			}()
-			settings.Vars("config", config{}, name)
+			settings.DefaultVariables("config", config{}, name)
 		}()
 	}
 }
@@ -105,7 +105,7 @@ func TestDefault_PanicsAtATagThatDoesNotParse(t *testing.T) {
 					t.Errorf("%s: no panic", name)
 				}
 			}()
-			settings.Default(cfg)
+			settings.SetDefaults(cfg)
 		}()
 	}
 }

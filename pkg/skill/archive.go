@@ -11,24 +11,24 @@ import (
 	"strings"
 )
 
-// archive is a ZIP with a valid directory and SKILL.md. The other files have not been read yet.
-type archive struct {
+// zipArchive is the ZIP of a skill with a valid directory and SKILL.md. The other files have not been read yet.
+type zipArchive struct {
 	r       io.ReaderAt
 	size    int64
 	lim     Limits
-	files   []entry  // by name
-	folders []string // by name; a folder precedes its content
-	found   Found    // contents of SKILL.md
+	files   []zipEntry // by name
+	folders []string   // by name; a folder precedes its content
+	found   Metadata   // contents of SKILL.md
 }
 
-// openArchive validates the directory and SKILL.md of a ZIP.
-func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*archive, error) {
-	a := &archive{r: r, size: size, lim: lim.withDefaults()}
+// openArchive validates the central directory and SKILL.md of a skill's ZIP.
+func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*zipArchive, error) {
+	a := &zipArchive{r: r, size: size, lim: lim.withDefaults()}
 	list, err := readDirectory(r, size, a.lim)
 	if err != nil {
 		return nil, err
 	}
-	if a.folders, err = checkTree(list, a.lim); err != nil {
+	if a.folders, err = checkPaths(list, a.lim); err != nil {
 		return nil, err
 	}
 	var total int64
@@ -41,33 +41,33 @@ func openArchive(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (*a
 			a.files = append(a.files, e)
 		}
 	}
-	sortBy(a.files, func(e entry) string { return e.name })
+	sortBy(a.files, func(e zipEntry) string { return e.name })
 	return a, a.readDocument(ctx)
 }
 
 // checkSize returns an error if an entry, or all entries together, unpack to more than the limits allow.
-func (a *archive) checkSize(e *entry, size, total int64) error {
+func (a *zipArchive) checkSize(e *zipEntry, size, total int64) error {
 	switch {
 	case total > a.lim.Unpacked:
 		return tooLargeError("unpacks to more than %d bytes", a.lim.Unpacked)
-	case size > ratioFloor && size > a.lim.Ratio*e.packed:
+	case size > ratioExemptSize && size > a.lim.Ratio*e.packed:
 		return &Error{CodeTooLarge, "zip", e.raw, fmt.Sprintf("unpacks to more than %d times its size", a.lim.Ratio)}
-	case total > ratioFloor && total > a.lim.Ratio*a.size:
+	case total > ratioExemptSize && total > a.lim.Ratio*a.size:
 		return tooLargeError("unpacks to more than %d times its size", a.lim.Ratio)
 	}
 	return nil
 }
 
-// readDocument reads SKILL.md, which must be at the root.
-func (a *archive) readDocument(ctx context.Context) error {
+// readDocument reads SKILL.md from the ZIP, where it must be at the root.
+func (a *zipArchive) readDocument(ctx context.Context) error {
 	hint := ""
 	for i := range a.files {
 		e := &a.files[i]
 		switch base := e.name[max(0, len(e.name)-len(DocumentName)):]; {
 		case e.name == DocumentName && e.size > a.lim.Document:
-			return badDocument("", "has %d bytes; the limit is %d", e.size, a.lim.Document)
+			return documentError("", "has %d bytes; the limit is %d", e.size, a.lim.Document)
 		case e.name == DocumentName:
-			text, err := io.ReadAll(a.unpacker(ctx).open(e))
+			text, err := io.ReadAll(a.unpacker(ctx).openFile(e))
 			if err != nil {
 				return err
 			}
@@ -75,30 +75,30 @@ func (a *archive) readDocument(ctx context.Context) error {
 			a.found.Name, a.found.Description, err = readDocument(a.found.Document)
 			return err
 		case hint == "" && strings.EqualFold(base, DocumentName):
-			hint = "; found " + quote(e.name) + ": zip the content of its folder, and write the name in upper case"
+			hint = "; found " + quoteName(e.name) + ": zip the content of its folder, and write the name in upper case"
 		}
 	}
-	return badDocument("", "is not at the root of the ZIP%s", hint)
+	return documentError("", "is not at the root of the ZIP%s", hint)
 }
 
 // unpacker unpacks the files of a skill's ZIP one after another.
 type unpacker struct {
 	ctx     context.Context
-	a       *archive
+	a       *zipArchive
 	in      *bufio.Reader
 	inflate io.ReadCloser
 	total   int64 // number of unpacked bytes
 }
 
-func (a *archive) unpacker(ctx context.Context) *unpacker {
+func (a *zipArchive) unpacker(ctx context.Context) *unpacker {
 	in := bufio.NewReaderSize(nil, 64<<10)
 	return &unpacker{ctx: ctx, a: a, in: in, inflate: flate.NewReader(in)}
 }
 
-// open returns the content of a file. It ends the reading of the previous file.
-func (u *unpacker) open(e *entry) *content {
+// openFile returns the unpacked content of a file. It ends the reading of the previous file.
+func (u *unpacker) openFile(e *zipEntry) *fileContent {
 	u.in.Reset(io.NewSectionReader(u.a.r, e.data, e.packed))
-	c := &content{u: u, e: e, from: u.in}
+	c := &fileContent{u: u, e: e, from: u.in}
 	if e.method == methodDeflate {
 		c.err = u.inflate.(flate.Resetter).Reset(u.in, nil)
 		c.from = u.inflate
@@ -106,34 +106,34 @@ func (u *unpacker) open(e *entry) *content {
 	return c
 }
 
-// each calls fn for every file in the order of names. fn must read the content to its end. The reader fails if the
-// content does not match the directory.
-func (a *archive) each(ctx context.Context, fn func(e *entry, content io.Reader) error) error {
+// forEachFile calls fn for every file of the ZIP in the order of names. fn must read the content to its end. Reading
+// fails if the content does not match the central directory.
+func (a *zipArchive) forEachFile(ctx context.Context, fn func(e *zipEntry, content io.Reader) error) error {
 	u := a.unpacker(ctx)
 	for i := range a.files {
 		e := &a.files[i]
-		c := u.open(e)
+		c := u.openFile(e)
 		if err := fn(e, c); err != nil {
 			return err
 		}
 		if !errors.Is(c.err, io.EOF) { // the checksum is verified at the end
-			return fmt.Errorf("entry %s was not read to its end", quote(e.name))
+			return fmt.Errorf("entry %s was not read to its end", quoteName(e.name))
 		}
 	}
 	return nil
 }
 
-// content is the unpacked content of a file, counted and verified.
-type content struct {
+// fileContent reads the unpacked content of a file in a ZIP, counts its bytes and verifies its checksum.
+type fileContent struct {
 	u    *unpacker
-	e    *entry
+	e    *zipEntry
 	from io.Reader
 	n    int64
 	crc  uint32
 	err  error // the result of the next Read; io.EOF once everything is verified
 }
 
-func (c *content) Read(p []byte) (int, error) {
+func (c *fileContent) Read(p []byte) (int, error) {
 	if err := c.u.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -150,8 +150,8 @@ func (c *content) Read(p []byte) (int, error) {
 	return n, c.err
 }
 
-// readError returns the error of the reader for an error of the decompressor.
-func (c *content) readError(err error) error {
+// readError converts an error of the decompressor into the error that Read returns.
+func (c *fileContent) readError(err error) error {
 	if c.n > c.e.size {
 		return entryZIPError(c.e.raw, "unpacks to more than the stated %d bytes", c.e.size)
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // refuse checks that Check, Extract and Tar refuse a ZIP, and that nothing is written.
-func refuse(t *testing.T, b skilltest.Bad) {
+func refuse(t *testing.T, b skilltest.InvalidZIP) {
 	t.Helper()
 	r, size := bytes.NewReader(b.ZIP), int64(len(b.ZIP))
 	parent := skillsFolder(t)
@@ -40,7 +40,7 @@ func refuse(t *testing.T, b skilltest.Bad) {
 	}
 }
 
-func refuseAll(t *testing.T, list []skilltest.Bad) {
+func refuseAll(t *testing.T, list []skilltest.InvalidZIP) {
 	t.Helper()
 	for _, b := range list {
 		t.Run(b.Name, func(t *testing.T) {
@@ -53,7 +53,7 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 // TestCheck_RefusesUnsafeEntries tests paths that leave the folder, and entries that are neither a file nor a folder.
 func TestCheck_RefusesUnsafeEntries(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.UnsafeEntries())
+	refuseAll(t, skilltest.UnsafeEntryZIPs())
 }
 
 // TestCheck_RefusesBombsAndForgedHeaders tests ZIP bombs, headers with false values, and ZIPs that are too large.
@@ -65,19 +65,19 @@ func TestCheck_RefusesBombsAndForgedHeaders(t *testing.T) {
 // TestCheck_SizeLimits tests ZIPs that exceed each size limit by one, and a ZIP that is exactly at the limits.
 func TestCheck_SizeLimits(t *testing.T) {
 	t.Parallel()
-	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "x", Content: skilltest.Random(10_000), Raw: true}, skilltest.File("y", strings.Repeat("word ", 1000)))
+	z := skilltest.BuildZIP(skilltest.DocumentEntry(), skilltest.ZIPEntry{Name: "x", Content: skilltest.IncompressibleBytes(10_000), Raw: true}, skilltest.FileEntry("y", strings.Repeat("word ", 1000)))
 	size := int64(len(z))
-	unpacked := int64(len(skilltest.Good) + 10_000 + 5000)
+	unpacked := int64(len(skilltest.ValidDocument) + 10_000 + 5000)
 	for _, c := range []struct {
 		name string
 		lim  skill.Limits
 		says string // "" if the ZIP is accepted
 	}{
-		{"all at the limit", skill.Limits{Files: 3, Packed: size, Unpacked: unpacked, Document: int64(len(skilltest.Good))}, ""},
+		{"all at the limit", skill.Limits{Files: 3, Packed: size, Unpacked: unpacked, Document: int64(len(skilltest.ValidDocument))}, ""},
 		{"files", skill.Limits{Files: 2}, "more than 2 files"},
 		{"packed", skill.Limits{Packed: size - 1}, fmt.Sprintf("has %d bytes", size)},
 		{"unpacked", skill.Limits{Unpacked: unpacked - 1}, "unpacks to more than"},
-		{"document", skill.Limits{Document: int64(len(skilltest.Good)) - 1}, "SKILL.md: has"},
+		{"document", skill.Limits{Document: int64(len(skilltest.ValidDocument)) - 1}, "SKILL.md: has"},
 	} {
 		_, err := skill.Check(t.Context(), bytes.NewReader(z), size, c.lim)
 		if (err == nil) != (c.says == "") || err != nil && !strings.Contains(err.Error(), c.says) {
@@ -85,7 +85,7 @@ func TestCheck_SizeLimits(t *testing.T) {
 		}
 	}
 	// The size alone is refused, so Check does not read the ZIP.
-	_, err := skill.Check(t.Context(), nil, skill.MaxPacked+1, skill.Limits{})
+	_, err := skill.Check(t.Context(), nil, skill.MaxPackedSize+1, skill.Limits{})
 	var refused *skill.Error
 	if !errors.As(err, &refused) || refused.Code != skill.CodeTooLarge {
 		t.Errorf("over 100 MiB: %v", err)
@@ -96,7 +96,7 @@ func TestCheck_SizeLimits(t *testing.T) {
 // lacks a field, and names that are equal on some file systems.
 func TestCheck_RefusesInvalidDocuments(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.InvalidDocuments())
+	refuseAll(t, skilltest.InvalidDocumentZIPs())
 }
 
 // TestCheck_EndsWithItsContext tests that Check, Extract and Tar return when their context ends.
@@ -104,7 +104,7 @@ func TestCheck_EndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	z := skilltest.Build(skilltest.Document())
+	z := skilltest.BuildZIP(skilltest.DocumentEntry())
 	parent := skillsFolder(t)
 	_, checked := skill.Check(ctx, bytes.NewReader(z), int64(len(z)), skill.Limits{})
 	_, extracted := skill.Extract(ctx, bytes.NewReader(z), int64(len(z)), parent, sum(z))

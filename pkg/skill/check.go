@@ -8,30 +8,30 @@ import (
 	"io"
 )
 
-// Check reads a whole ZIP and validates it. An invalid ZIP is an *Error. Limits bound its running time, and
-// SKILL.md and the names bound its memory.
-func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Found, error) {
+// Check reads the whole ZIP of a skill and validates it. An invalid ZIP is an *Error. Limits bound its running time,
+// and SKILL.md and the names bound its memory.
+func Check(ctx context.Context, r io.ReaderAt, size int64, lim Limits) (Metadata, error) {
 	a, err := openArchive(ctx, r, size, lim)
 	if err != nil {
-		return Found{}, err
+		return Metadata{}, err
 	}
 	found := a.found
 	found.Bytes = uint64(size) //nolint:gosec // a length
-	err = a.each(ctx, func(_ *entry, content io.Reader) error {
+	err = a.forEachFile(ctx, func(_ *zipEntry, content io.Reader) error {
 		n, err := io.Copy(io.Discard, content)
 		found.Files++
 		found.UnpackedBytes += uint64(n) //nolint:gosec // a count
 		return err
 	})
 	if err != nil {
-		return Found{}, err
+		return Metadata{}, err
 	}
-	found.Digest, err = digestOf(ctx, r, size)
+	found.Digest, err = sha256Of(ctx, r, size)
 	return found, err
 }
 
-// digestOf returns the SHA-256 of a ZIP in hex.
-func digestOf(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
+// sha256Of returns the SHA-256 of a ZIP in hex.
+func sha256Of(ctx context.Context, r io.ReaderAt, size int64) (string, error) {
 	h := sha256.New()
 	n, err := io.Copy(h, &contextReader{ctx, io.NewSectionReader(r, 0, size)})
 	if err == nil && n != size {

@@ -11,13 +11,13 @@ import (
 
 // Constants of the ZIP format, see PKWARE's APPNOTE.
 const (
-	signatureEntry = 0x02014b50 // in the central directory
-	signatureLocal = 0x04034b50 // before an entry's content
-	signatureEnd   = 0x06054b50
+	centralHeaderSignature = 0x02014b50 // in the central directory
+	localHeaderSignature   = 0x04034b50 // before an entry's content
+	endRecordSignature     = 0x06054b50
 
-	lengthEntry = 46
-	lengthLocal = 30
-	lengthEnd   = 22
+	centralHeaderLength = 46
+	localHeaderLength   = 30
+	endRecordLength     = 22
 
 	methodStore   = 0
 	methodDeflate = 8
@@ -29,8 +29,8 @@ const (
 	creatorUnix  = 3
 	creatorMacOS = 19
 
-	extraUnix = 0x000d // PKWARE: a link or device has data after the fixed part
-	extraASi  = 0x756e // mode, device and the target of a link
+	extraFieldUnix = 0x000d // PKWARE: a link or device has data after the fixed part
+	extraFieldASi  = 0x756e // mode, device and the target of a link
 
 	// refusedAttributes are the DOS attributes volume label, device and reparse point. A ZIP that has an entry with one of them is
 	// refused.
@@ -39,14 +39,14 @@ const (
 
 // Types of a file in a Unix mode.
 const (
-	modeType   = 0o170000
-	modeFolder = 0o040000
-	modeFile   = 0o100000
-	modeRun    = 0o111
+	unixTypeMask   = 0o170000
+	unixTypeFolder = 0o040000
+	unixTypeFile   = 0o100000
+	unixExecutable = 0o111
 )
 
-// entry is a file or a folder in the central directory.
-type entry struct {
+// zipEntry is a file or a folder in the central directory of a ZIP.
+type zipEntry struct {
 	raw    string // name as in the ZIP
 	name   string // without the trailing slash of a folder
 	folder bool
@@ -60,17 +60,17 @@ type entry struct {
 	data   int64 // offset of its content
 }
 
-// readDirectory reads the central directory and validates each entry separately.
-func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
+// readDirectory reads the central directory of a ZIP and validates each entry separately.
+func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]zipEntry, error) {
 	if size > lim.Packed {
 		return nil, tooLargeError("has %d bytes; the limit is %d", size, lim.Packed)
 	}
-	at, length, count, err := readEnd(r, size)
+	at, length, count, err := readEndRecord(r, size)
 	if err != nil {
 		return nil, err
 	}
 	in := bufio.NewReaderSize(io.NewSectionReader(r, at, length), 64<<10)
-	var list []entry
+	var list []zipEntry
 	files, folders := 0, 0
 	for range count {
 		e, used, err := readEntry(in)
@@ -96,23 +96,23 @@ func readDirectory(r io.ReaderAt, size int64, lim Limits) ([]entry, error) {
 	if length != 0 {
 		return nil, zipError("the directory is shorter than the end record states")
 	}
-	return list, locateAll(r, list, at)
+	return list, locateContents(r, list, at)
 }
 
-// readEnd finds the end record and returns the position of the central directory. The directory must end where the
-// record begins, and nothing may follow the record.
-func readEnd(r io.ReaderAt, size int64) (at, length int64, count int, err error) {
-	tail := make([]byte, min(size, lengthEnd+1<<16))
+// readEndRecord finds the end record of a ZIP and returns the position of the central directory. The directory must end
+// where the record begins, and nothing may follow the record.
+func readEndRecord(r io.ReaderAt, size int64) (at, length int64, count int, err error) {
+	tail := make([]byte, min(size, endRecordLength+1<<16))
 	if err := readAt(r, tail, size-int64(len(tail))); err != nil {
 		return 0, 0, 0, err
 	}
-	i := bytes.LastIndex(tail, binary.LittleEndian.AppendUint32(nil, signatureEnd))
-	if i < 0 || len(tail)-i < lengthEnd {
+	i := bytes.LastIndex(tail, binary.LittleEndian.AppendUint32(nil, endRecordSignature))
+	if i < 0 || len(tail)-i < endRecordLength {
 		return 0, 0, 0, zipError("is not a ZIP, or its end is missing")
 	}
 	end := tail[i:]
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
-	if int(u16(end[20:]))+lengthEnd != len(end) {
+	if int(u16(end[20:]))+endRecordLength != len(end) {
 		return 0, 0, 0, zipError("has data after the end record")
 	}
 	if u16(end[10:]) == 1<<16-1 || u32(end[12:]) == 1<<32-1 || u32(end[16:]) == 1<<32-1 {
@@ -128,14 +128,14 @@ func readEnd(r io.ReaderAt, size int64) (at, length int64, count int, err error)
 	return at, length, count, nil
 }
 
-// readEntry reads the next entry of the central directory.
-func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
-	var h [lengthEntry]byte
+// readEntry reads the next entry of the central directory; used is the entry's length in bytes.
+func readEntry(in *bufio.Reader) (e zipEntry, used int64, err error) {
+	var h [centralHeaderLength]byte
 	if err := readFull(in, h[:]); err != nil {
 		return e, 0, err
 	}
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
-	if u32(h[:]) != signatureEntry {
+	if u32(h[:]) != centralHeaderSignature {
 		return e, 0, zipError("the directory is damaged")
 	}
 	nameLen, extraLen, commentLen := int(u16(h[28:])), int(u16(h[30:])), int(u16(h[32:]))
@@ -144,29 +144,29 @@ func readEntry(in *bufio.Reader) (e entry, used int64, err error) {
 		return e, 0, err
 	}
 	if _, err := in.Discard(commentLen); err != nil {
-		return e, 0, readFailure(err)
+		return e, 0, classifyReadError(err)
 	}
-	e = entry{
+	e = zipEntry{
 		raw: string(rest[:nameLen]), flags: u16(h[8:]), method: u16(h[10:]), crc: u32(h[16:]),
 		packed: int64(u32(h[20:])), size: int64(u32(h[24:])), offset: int64(u32(h[42:])),
 	}
 	creator, attributes := h[5], u32(h[38:])
-	e.run = (creator == creatorUnix || creator == creatorMacOS) && attributes>>16&modeRun != 0
-	if e.name, e.folder, err = checkName(e.raw); err == nil {
+	e.run = (creator == creatorUnix || creator == creatorMacOS) && attributes>>16&unixExecutable != 0
+	if e.name, e.folder, err = checkEntryPath(e.raw); err == nil {
 		err = e.check(attributes, rest[nameLen:])
 	}
 	if err == nil && u16(h[34:]) != 0 {
 		err = zipError("is a part of a split ZIP")
 	}
-	return e, int64(lengthEntry + len(rest) + commentLen), err
+	return e, int64(centralHeaderLength + len(rest) + commentLen), err
 }
 
-// check validates an entry's kind, compression method and stated sizes.
-func (e *entry) check(attributes uint32, extra []byte) error {
-	switch kind := attributes >> 16 & modeType; {
-	case kind != 0 && kind != modeFile && kind != modeFolder, attributes&refusedAttributes != 0:
+// check validates an entry's file type, compression method and stated sizes.
+func (e *zipEntry) check(attributes uint32, extra []byte) error {
+	switch kind := attributes >> 16 & unixTypeMask; {
+	case kind != 0 && kind != unixTypeFile && kind != unixTypeFolder, attributes&refusedAttributes != 0:
 		return refusedEntryError(e.raw, "is a link, a device or similar; only files and folders are allowed")
-	case kind == modeFolder && !e.folder, kind == modeFile && e.folder:
+	case kind == unixTypeFolder && !e.folder, kind == unixTypeFile && e.folder:
 		return refusedEntryError(e.raw, "is a folder by its name or by its mode, but not by both")
 	}
 	if err := e.checkExtra(extra); err != nil {
@@ -189,7 +189,7 @@ func (e *entry) check(attributes uint32, extra []byte) error {
 
 // checkExtra returns an error for links and devices that only the extra fields describe. All other extra fields,
 // valid or not, are ignored.
-func (e *entry) checkExtra(extra []byte) error {
+func (e *zipEntry) checkExtra(extra []byte) error {
 	link := refusedEntryError(e.raw, "is a link or a device; only files and folders are allowed")
 	for len(extra) >= 4 {
 		id, n := binary.LittleEndian.Uint16(extra), int(binary.LittleEndian.Uint16(extra[2:]))
@@ -197,12 +197,12 @@ func (e *entry) checkExtra(extra []byte) error {
 			return nil
 		}
 		switch field := extra[:n]; {
-		case id == extraUnix && n > 12: // preceded by two times and two owners
+		case id == extraFieldUnix && n > 12: // preceded by two times and two owners
 			return link
-		case id == extraASi && n > 14:
+		case id == extraFieldASi && n > 14:
 			return link
-		case id == extraASi && n >= 6:
-			if kind := binary.LittleEndian.Uint16(field[4:]) & modeType; kind != 0 && kind != modeFile && kind != modeFolder {
+		case id == extraFieldASi && n >= 6:
+			if kind := binary.LittleEndian.Uint16(field[4:]) & unixTypeMask; kind != 0 && kind != unixTypeFile && kind != unixTypeFolder {
 				return link
 			}
 		}
@@ -211,17 +211,17 @@ func (e *entry) checkExtra(extra []byte) error {
 	return nil
 }
 
-// locateAll reads the local headers, which must match the directory, and returns an error if the ranges of entries
-// overlap.
-func locateAll(r io.ReaderAt, list []entry, directory int64) error {
-	order := make([]*entry, len(list))
+// locateContents reads the local headers of a ZIP, which must match the central directory, and returns an error if the
+// contents of entries overlap.
+func locateContents(r io.ReaderAt, list []zipEntry, directory int64) error {
+	order := make([]*zipEntry, len(list))
 	for i := range list {
-		if err := list[i].locate(r, directory); err != nil {
+		if err := list[i].locateContent(r, directory); err != nil {
 			return err
 		}
 		order[i] = &list[i]
 	}
-	sortBy(order, func(e *entry) int64 { return e.offset })
+	sortBy(order, func(e *zipEntry) int64 { return e.offset })
 	for i, e := range order {
 		limit := directory
 		if i+1 < len(order) {
@@ -234,26 +234,26 @@ func locateAll(r io.ReaderAt, list []entry, directory int64) error {
 	return nil
 }
 
-// locate finds the offset of the entry's content in the ZIP.
-func (e *entry) locate(r io.ReaderAt, directory int64) error {
-	var h [lengthLocal]byte
-	if e.offset+lengthLocal > directory {
+// locateContent finds the offset of the entry's content in the ZIP.
+func (e *zipEntry) locateContent(r io.ReaderAt, directory int64) error {
+	var h [localHeaderLength]byte
+	if e.offset+localHeaderLength > directory {
 		return entryZIPError(e.raw, "is not at the offset that the directory states")
 	}
 	if err := readAt(r, h[:], e.offset); err != nil {
 		return err
 	}
 	u16, u32 := binary.LittleEndian.Uint16, binary.LittleEndian.Uint32
-	if u32(h[:]) != signatureLocal {
+	if u32(h[:]) != localHeaderSignature {
 		return entryZIPError(e.raw, "is not at the offset that the directory states")
 	}
 	nameLen, extraLen := int64(u16(h[26:])), int64(u16(h[28:]))
-	e.data = e.offset + lengthLocal + nameLen + extraLen
+	e.data = e.offset + localHeaderLength + nameLen + extraLen
 	if e.data > directory {
 		return entryZIPError(e.raw, "is not at the offset that the directory states")
 	}
 	rest := make([]byte, nameLen+extraLen)
-	if err := readAt(r, rest, e.offset+lengthLocal); err != nil {
+	if err := readAt(r, rest, e.offset+localHeaderLength); err != nil {
 		return err
 	}
 	if string(rest[:nameLen]) != e.raw || u16(h[8:]) != e.method || u16(h[6:])&refusedFlags != 0 {
@@ -262,24 +262,24 @@ func (e *entry) locate(r io.ReaderAt, directory int64) error {
 	return e.checkExtra(rest[nameLen:])
 }
 
-// readAt fills b from an offset.
+// readAt fills b with the bytes of a ZIP at an offset.
 func readAt(r io.ReaderAt, b []byte, at int64) error {
 	n, err := r.ReadAt(b, at)
 	if n == len(b) {
 		return nil
 	}
-	return readFailure(err)
+	return classifyReadError(err)
 }
 
 func readFull(in io.Reader, b []byte) error {
 	if _, err := io.ReadFull(in, b); err != nil {
-		return readFailure(err)
+		return classifyReadError(err)
 	}
 	return nil
 }
 
-// readFailure distinguishes a truncated ZIP from a read error.
-func readFailure(err error) error {
+// classifyReadError returns an *Error if a read reached the end of the ZIP too early, and otherwise err with context.
+func classifyReadError(err error) error {
 	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return zipError("is cut off")
 	}

@@ -9,43 +9,43 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// readDocument parses the front matter of SKILL.md: YAML between two lines of three hyphens, the first of which
-// must be the first line.
+// readDocument returns the name and the description in the front matter of SKILL.md: YAML between two lines of three
+// hyphens, the first of which must be the first line.
 func readDocument(document string) (name, description string, err error) {
 	switch {
 	case !utf8.ValidString(document):
-		return "", "", badDocument("", "is not UTF-8")
+		return "", "", documentError("", "is not UTF-8")
 	case strings.ContainsRune(document, 0):
-		return "", "", badDocument("", "has a NUL byte")
+		return "", "", documentError("", "has a NUL byte")
 	}
-	front, _, ok := split(document)
+	front, _, ok := splitFrontMatter(document)
 	switch {
 	case !ok:
-		return "", "", badDocument("", "has no front matter; must begin with a line of ---, then name and description, then a line of ---")
-	case len(front) > maxFrontMatter:
-		return "", "", badDocument("", "has a front matter of %d bytes; the limit is %d", len(front), maxFrontMatter)
+		return "", "", documentError("", "has no front matter; must begin with a line of ---, then name and description, then a line of ---")
+	case len(front) > maxFrontMatterSize:
+		return "", "", documentError("", "has a front matter of %d bytes; the limit is %d", len(front), maxFrontMatterSize)
 	}
 	var fields map[string]yaml.Node
 	if err := yaml.Unmarshal([]byte(front), &fields); err != nil {
-		return "", "", badDocument("", "has a front matter that is not a YAML mapping: %s", oneLine(err.Error()))
+		return "", "", documentError("", "has a front matter that is not a YAML mapping: %s", oneLine(err.Error()))
 	}
-	if name, err = text(fields, "name"); err != nil {
+	if name, err = textField(fields, "name"); err != nil {
 		return "", "", err
 	}
 	if !isName(name) {
-		return "", "", badDocument("name", "%s is not 1 to %d characters of a-z and 0-9, in groups joined by single dots or hyphens", quote(name), maxSkillName)
+		return "", "", documentError("name", "%s is not 1 to %d characters of a-z and 0-9, in groups joined by single dots or hyphens", quoteName(name), maxSkillNameLength)
 	}
-	if description, err = text(fields, "description"); err != nil {
+	if description, err = textField(fields, "description"); err != nil {
 		return "", "", err
 	}
-	if n := utf8.RuneCountInString(description); n > maxDescription {
-		return "", "", badDocument("description", "has %d characters; the limit is %d", n, maxDescription)
+	if n := utf8.RuneCountInString(description); n > maxDescriptionLength {
+		return "", "", documentError("description", "has %d characters; the limit is %d", n, maxDescriptionLength)
 	}
 	return name, description, nil
 }
 
-// split returns the front matter and the text after it.
-func split(document string) (front, body string, ok bool) {
+// splitFrontMatter returns the front matter of SKILL.md and the text after it.
+func splitFrontMatter(document string) (front, body string, ok bool) {
 	document = strings.TrimPrefix(document, "\ufeff")
 	first, rest, ok := strings.Cut(document, "\n")
 	if !ok || strings.TrimRight(first, " \t\r") != "---" {
@@ -64,23 +64,23 @@ func split(document string) (front, body string, ok bool) {
 	return "", document, false
 }
 
-// text returns a required field, which must be a text.
-func text(fields map[string]yaml.Node, name string) (string, error) {
+// textField returns a required field of the front matter, which must be a text.
+func textField(fields map[string]yaml.Node, name string) (string, error) {
 	n, ok := fields[name]
 	switch {
 	case !ok:
-		return "", badDocument(name, "is required in the front matter")
+		return "", documentError(name, "is required in the front matter")
 	case n.Kind != yaml.ScalarNode || n.Tag != "!!str":
-		return "", badDocument(name, "is not text; put it in quotes")
+		return "", documentError(name, "is not text; put it in quotes")
 	case strings.TrimSpace(n.Value) == "":
-		return "", badDocument(name, "is empty")
+		return "", documentError(name, "is empty")
 	}
 	return n.Value, nil
 }
 
-// isName reports whether a name matches ^[a-z0-9]+([.-][a-z0-9]+)*$.
+// isName reports whether the name of a skill matches ^[a-z0-9]+([.-][a-z0-9]+)*$.
 func isName(s string) bool {
-	if s == "" || len(s) > maxSkillName {
+	if s == "" || len(s) > maxSkillNameLength {
 		return false
 	}
 	joint := true
@@ -97,7 +97,7 @@ func isName(s string) bool {
 	return !joint
 }
 
-// oneLine returns a parser's message on one line of limited length.
+// oneLine returns the message of a YAML parser on one line of limited length.
 func oneLine(s string) string {
 	return truncate.Text(strings.Join(strings.Fields(s), " "), 200)
 }

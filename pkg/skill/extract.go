@@ -16,18 +16,18 @@ import (
 
 // Modes of extracted files, which nobody may write.
 const (
-	modeRead   = 0o444
-	modeScript = 0o555 // files with an execute bit in the ZIP, or that begin with #!
-	modeDir    = 0o555
+	extractedFileMode   = 0o444
+	extractedScriptMode = 0o555 // files with an execute bit in the ZIP, or that begin with #!
+	extractedFolderMode = 0o555
 )
 
-// Extract extracts a ZIP into the folder parent/digest and returns its path. It performs all checks of Check, and
-// the ZIP must have the digest. The folder appears atomically, even if other processes extract the same ZIP at the
-// same time. An existing folder is returned unchanged, without reading the ZIP. The parent is created if it does
-// not exist.
+// Extract extracts a skill's ZIP into the folder parent/digest and returns its path. It performs all checks of Check,
+// and the ZIP must have the digest. The folder appears atomically, even if other processes extract the same ZIP at the
+// same time. An existing folder is returned unchanged, without reading the ZIP. The parent is created if it does not
+// exist.
 func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest string) (dir string, err error) {
 	if !events.IsDigest(digest) {
-		return "", fmt.Errorf("extract a skill: %s is not a SHA-256 in hex", quote(digest))
+		return "", fmt.Errorf("extract a skill: %s is not a SHA-256 in hex", quoteName(digest))
 	}
 	dir = filepath.Join(parent, digest)
 	if there, err := isFolder(dir); there || err != nil {
@@ -48,19 +48,19 @@ func Extract(ctx context.Context, r io.ReaderAt, size int64, parent, digest stri
 		return "", fmt.Errorf("extract a skill: %w", err)
 	}
 	if err = a.writeTree(ctx, own); err == nil {
-		err = renameInto(own, dir)
+		err = moveToFinalName(own, dir)
 	}
 	if err != nil {
-		return "", errors.Join(wrapWriting(err), discard(own))
+		return "", errors.Join(wrapWriteError(err), removeExtracted(own))
 	}
 	return dir, nil
 }
 
-// checkDigest returns an error unless the ZIP has the digest.
-func (a *archive) checkDigest(ctx context.Context, digest string) error {
-	have, err := digestOf(ctx, a.r, a.size)
+// checkDigest returns an error unless the ZIP has the given SHA-256.
+func (a *zipArchive) checkDigest(ctx context.Context, digest string) error {
+	have, err := sha256Of(ctx, a.r, a.size)
 	if err == nil && have != digest {
-		err = &Error{Code: CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the ZIP has %s, not %s", have, digest)}
+		err = &Error{Code: CodeDigestMismatch, Field: "sha256", Detail: fmt.Sprintf("the ZIP has %s, not %s", have, digest)}
 	}
 	return err
 }
@@ -79,8 +79,8 @@ func isFolder(dir string) (bool, error) {
 	return true, nil
 }
 
-// writeTree writes folders and files, syncs them to disk, and makes the folders read-only.
-func (a *archive) writeTree(ctx context.Context, dir string) (err error) {
+// writeTree writes the folders and files of the ZIP below dir, syncs them to disk, and makes the folders read-only.
+func (a *zipArchive) writeTree(ctx context.Context, dir string) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
@@ -91,7 +91,7 @@ func (a *archive) writeTree(ctx context.Context, dir string) (err error) {
 			return err
 		}
 	}
-	err = a.each(ctx, func(e *entry, content io.Reader) error {
+	err = a.forEachFile(ctx, func(e *zipEntry, content io.Reader) error {
 		return writeEntry(root, filepath.FromSlash(e.name), e.run, content)
 	})
 	if err != nil {
@@ -99,7 +99,7 @@ func (a *archive) writeTree(ctx context.Context, dir string) (err error) {
 	}
 	for _, name := range append(slices.Clone(a.folders), ".") {
 		name = filepath.FromSlash(name)
-		if err := root.Chmod(name, modeDir); err != nil {
+		if err := root.Chmod(name, extractedFolderMode); err != nil {
 			return err
 		}
 		if err := syncFolder(root, name); err != nil {
@@ -124,9 +124,9 @@ func writeEntry(root *os.Root, name string, run bool, content io.Reader) (err er
 	if _, err := io.Copy(f, content); err != nil {
 		return err
 	}
-	mode := fs.FileMode(modeRead)
+	mode := fs.FileMode(extractedFileMode)
 	if run {
-		mode = modeScript
+		mode = extractedScriptMode
 	}
 	if err := f.Chmod(mode); err != nil {
 		return err
@@ -153,8 +153,9 @@ func syncFolder(root *os.Root, name string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// renameInto renames the folder to its final name. If another process was faster, its folder has the same content.
-func renameInto(own, dir string) error {
+// moveToFinalName renames the extracted folder own to dir. If another process was faster, the existing folder dir has
+// the same content and own is not needed.
+func moveToFinalName(own, dir string) error {
 	err := os.Rename(own, dir)
 	if err == nil {
 		parent, err := os.OpenRoot(filepath.Dir(dir))
@@ -164,13 +165,13 @@ func renameInto(own, dir string) error {
 		return errors.Join(syncFolder(parent, "."), parent.Close())
 	}
 	if there, look := isFolder(dir); look == nil && there {
-		return discard(own)
+		return removeExtracted(own)
 	}
 	return err
 }
 
-// discard removes extracted files; it first makes read-only folders writable.
-func discard(dir string) error {
+// removeExtracted removes extracted files; it first makes read-only folders writable.
+func removeExtracted(dir string) error {
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if d != nil && d.IsDir() && !errors.Is(err, fs.ErrNotExist) {
 			return os.Chmod(path, 0o700) //nolint:gosec // a folder
@@ -180,8 +181,8 @@ func discard(dir string) error {
 	return errors.Join(err, os.RemoveAll(dir))
 }
 
-// wrapWriting adds context to errors other than an *Error.
-func wrapWriting(err error) error {
+// wrapWriteError adds context to an error of writing files, but returns an *Error unchanged.
+func wrapWriteError(err error) error {
 	var refused *Error
 	if errors.As(err, &refused) {
 		return err

@@ -21,8 +21,8 @@ import (
 
 // corpus returns ZIPs that are accepted, and all invalid ZIPs except the largest.
 func corpus() (list [][]byte) {
-	list = append(list, sampleZIP(), skilltest.Build(skilltest.Document()))
-	for _, b := range slices.Concat(skilltest.UnsafeEntries(), skilltest.ForgedArchives(), skilltest.InvalidDocuments()) {
+	list = append(list, sampleZIP(), skilltest.BuildZIP(skilltest.DocumentEntry()))
+	for _, b := range slices.Concat(skilltest.UnsafeEntryZIPs(), skilltest.ForgedArchives(), skilltest.InvalidDocumentZIPs()) {
 		if len(b.ZIP) < 64<<10 {
 			list = append(list, b.ZIP)
 		}
@@ -147,14 +147,14 @@ func TestCheck_AgreesWithTheStandardLibrary(t *testing.T) {
 	element := rapid.SampledFrom([]string{"a", "A", "b", "é", "e\u0301", "É", "..", ".", "", "c:", "x y", "\u202e", "SKILL.md", "skill.md"})
 	taken := 0
 	rapid.Check(t, func(r *rapid.T) {
-		items := []skilltest.Item{skilltest.Document()}
+		items := []skilltest.ZIPEntry{skilltest.DocumentEntry()}
 		for range rapid.IntRange(0, 5).Draw(r, "entries") {
-			it := skilltest.File(strings.Join(rapid.SliceOfN(element, 1, 3).Draw(r, "path"), "/"), rapid.StringN(0, 50, 200).Draw(r, "content"))
+			it := skilltest.FileEntry(strings.Join(rapid.SliceOfN(element, 1, 3).Draw(r, "path"), "/"), rapid.StringN(0, 50, 200).Draw(r, "content"))
 			it.Raw = rapid.Bool().Draw(r, "raw")
 			it.Mode = rapid.SampledFrom([]uint32{0, 0o100644, 0o100755, 0o104755, 0o120777}).Draw(r, "mode")
 			items = append(items, it)
 		}
-		z := skilltest.Build(items...)
+		z := skilltest.BuildZIP(items...)
 		if _, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err == nil {
 			taken++
 		}
@@ -168,7 +168,7 @@ func TestCheck_AgreesWithTheStandardLibrary(t *testing.T) {
 // TestQuoted_IsABomb tests that archive/zip unpacks Fifield's bomb. Otherwise its refusal would prove nothing.
 func TestQuoted_IsABomb(t *testing.T) {
 	t.Parallel()
-	z := skilltest.Quoted(20, 60<<10)
+	z := skilltest.QuotedHeaderBomb(20, 60<<10)
 	r, err := zip.NewReader(bytes.NewReader(z), int64(len(z)))
 	must(t, err)
 	total := 0

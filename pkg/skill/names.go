@@ -11,8 +11,9 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// checkName validates an entry's path: it must stay inside the folder and must be displayed as it is.
-func checkName(raw string) (name string, folder bool, err error) {
+// checkEntryPath validates the path of an entry in a ZIP: the path must stay inside the folder, and terminals must
+// display it unchanged.
+func checkEntryPath(raw string) (name string, folder bool, err error) {
 	if raw == "" {
 		return "", false, refusedEntryError(raw, "has an entry without a name")
 	}
@@ -29,12 +30,12 @@ func checkName(raw string) (name string, folder bool, err error) {
 		return "", false, refusedEntryError(raw, "is an absolute path; must be relative")
 	case len(raw) > 1 && raw[1] == ':':
 		return "", false, refusedEntryError(raw, "begins with a drive")
-	case len(raw) > maxName:
-		return "", false, refusedEntryError(raw, "has a path of more than %d bytes", maxName)
+	case len(raw) > maxPathLength:
+		return "", false, refusedEntryError(raw, "has a path of more than %d bytes", maxPathLength)
 	}
 	elements := strings.Split(name, "/")
-	if len(elements) > maxDepth {
-		return "", false, refusedEntryError(raw, "is more than %d folders deep", maxDepth)
+	if len(elements) > maxPathDepth {
+		return "", false, refusedEntryError(raw, "is more than %d folders deep", maxPathDepth)
 	}
 	for _, e := range elements {
 		switch {
@@ -42,8 +43,8 @@ func checkName(raw string) (name string, folder bool, err error) {
 			return "", false, refusedEntryError(raw, "has an empty element, or a dot, in its path")
 		case e == "..":
 			return "", false, refusedEntryError(raw, "has .. in its path")
-		case len(e) > maxElement:
-			return "", false, refusedEntryError(raw, "has a name of more than %d bytes", maxElement)
+		case len(e) > maxPathElementLength:
+			return "", false, refusedEntryError(raw, "has a name of more than %d bytes", maxPathElementLength)
 		}
 	}
 	return name, folder, nil
@@ -60,27 +61,27 @@ func isInvisible(r rune) bool {
 	return false
 }
 
-// tree holds every path of a ZIP, including folders that appear only as part of other paths.
-type tree struct {
+// pathTree holds every path of a ZIP, including folders that appear only as part of other paths.
+type pathTree struct {
 	fold    cases.Caser
-	paths   map[string]path
+	paths   map[string]treePath
 	folders int
 	limit   int
 }
 
-// path is a path in a skill's ZIP, in the spelling in which it occurs first.
-type path struct {
+// treePath is a path in a skill's ZIP, in the spelling in which it occurs first.
+type treePath struct {
 	name   string
 	folder bool
 	listed bool // has its own entry
 }
 
-// checkTree returns an error for two entries that are the same on some file system, and for files that are also
-// folders.
-func checkTree(list []entry, lim Limits) ([]string, error) {
-	t := tree{fold: cases.Fold(), paths: map[string]path{}, limit: lim.Files}
+// checkPaths returns the folders of a ZIP. It returns an error for two entries whose paths are the same on some file
+// system, and for a file that is also a folder.
+func checkPaths(list []zipEntry, lim Limits) ([]string, error) {
+	t := pathTree{fold: cases.Fold(), paths: map[string]treePath{}, limit: lim.Files}
 	for i := range list {
-		if err := t.add(&list[i]); err != nil {
+		if err := t.addEntry(&list[i]); err != nil {
 			return nil, err
 		}
 	}
@@ -94,7 +95,7 @@ func checkTree(list []entry, lim Limits) ([]string, error) {
 	return folders, nil
 }
 
-func (t *tree) add(e *entry) error {
+func (t *pathTree) addEntry(e *zipEntry) error {
 	var key strings.Builder
 	end := 0
 	for element := range strings.SplitSeq(e.name, "/") {
@@ -105,7 +106,7 @@ func (t *tree) add(e *entry) error {
 		end += len(element)
 		key.WriteString(norm.NFC.String(t.fold.String(norm.NFC.String(element))))
 		last := end == len(e.name)
-		p := path{name: e.name[:end], folder: !last || e.folder, listed: last}
+		p := treePath{name: e.name[:end], folder: !last || e.folder, listed: last}
 		was, ok := t.paths[key.String()]
 		switch {
 		case !ok && p.folder:
@@ -114,9 +115,9 @@ func (t *tree) add(e *entry) error {
 			}
 		case !ok:
 		case was.name != p.name:
-			return refusedEntryError(e.raw, "and %s differ only in case or Unicode form", quote(was.name))
+			return refusedEntryError(e.raw, "and %s differ only in case or Unicode form", quoteName(was.name))
 		case was.folder != p.folder:
-			return refusedEntryError(e.raw, "is at or below a path that is both a file and a folder: %s", quote(p.name))
+			return refusedEntryError(e.raw, "is at or below a path that is both a file and a folder: %s", quoteName(p.name))
 		case was.listed && p.listed:
 			return refusedEntryError(e.raw, "is in the ZIP twice")
 		}
@@ -126,6 +127,7 @@ func (t *tree) add(e *entry) error {
 	return nil
 }
 
+// sortBy sorts a list by the key of each element.
 func sortBy[T any, K cmp.Ordered](list []T, key func(T) K) {
 	slices.SortFunc(list, func(a, b T) int { return cmp.Compare(key(a), key(b)) })
 }

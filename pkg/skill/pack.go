@@ -14,35 +14,35 @@ import (
 	"github.com/spoolhq/spool/pkg/ignore"
 )
 
-// IgnoreFile is the file of a skill's folder that lists, in gitignore syntax, what is not packed. It is not packed
-// itself.
+// IgnoreFile is the file in a skill's folder that lists, in gitignore syntax, the files that PackFolder leaves out. It
+// is left out itself.
 const IgnoreFile = ".skillignore"
 
-// IgnoredAnyway lists rules that precede those of IgnoreFile, which may revert them.
-const IgnoredAnyway = ".git\nnode_modules\n.DS_Store\n__pycache__\n"
+// DefaultIgnoreRules are ignore rules that apply before those of IgnoreFile, which may revert them.
+const DefaultIgnoreRules = ".git\nnode_modules\n.DS_Store\n__pycache__\n"
 
-// maxIgnore is the maximum size of IgnoreFile in bytes.
-const maxIgnore = 64 << 10
+// maxIgnoreFileSize is the maximum size of IgnoreFile in bytes.
+const maxIgnoreFileSize = 64 << 10
 
-// packTime is the time of every entry: the earliest time of the ZIP format.
-var packTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
+// packedEntryTime is the modification time of every entry of a packed ZIP: the earliest time of the ZIP format.
+var packedEntryTime = time.Date(1980, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// Pack writes a folder's content as a ZIP: sorted, with fixed times, and with only the execute bit of the modes.
+// PackFolder writes a folder's content as a ZIP: sorted, with fixed times, and with only the execute bit of the modes.
 // The same files give the same ZIP as long as the compression of the Go version does not change. ignored are
-// additional rules, applied after those of the folder's IgnoreFile. Pack returns an error that names the first
+// additional rules, applied after those of the folder's IgnoreFile. PackFolder returns an error that names the first
 // symbolic link or special file. It omits folders without content. It does not validate the result. After an error
 // w contains a partial ZIP.
-func Pack(dir string, w io.Writer, ignored string) (err error) {
+func PackFolder(dir string, w io.Writer, ignored string) (err error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return fmt.Errorf("pack a skill: %w", err)
 	}
 	defer func() { err = errors.Join(err, root.Close()) }()
-	own, err := ignoreFile(root)
+	own, err := readIgnoreFile(root)
 	if err != nil {
 		return err
 	}
-	rules, err := ignore.Parse([]byte(IgnoredAnyway + own + "\n" + ignored))
+	rules, err := ignore.Parse([]byte(DefaultIgnoreRules + own + "\n" + ignored))
 	if err != nil {
 		return fmt.Errorf("%s: %w", IgnoreFile, err)
 	}
@@ -61,9 +61,9 @@ func Pack(dir string, w io.Writer, ignored string) (err error) {
 		case d.IsDir():
 			return nil
 		case d.Type()&fs.ModeSymlink != 0:
-			return fmt.Errorf("%s is a symbolic link, which a skill cannot contain: replace it with the file, or add it to %s", quote(path), IgnoreFile)
+			return fmt.Errorf("%s is a symbolic link, which a skill cannot contain: replace it with the file, or add it to %s", quoteName(path), IgnoreFile)
 		case !d.Type().IsRegular():
-			return fmt.Errorf("%s is neither a file nor a folder: add it to %s", quote(path), IgnoreFile)
+			return fmt.Errorf("%s is neither a file nor a folder: add it to %s", quoteName(path), IgnoreFile)
 		}
 		return packFile(root, out, path)
 	})
@@ -87,11 +87,11 @@ func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
 		return err
 	}
 	if !info.Mode().IsRegular() { // it was a regular file when the folder was listed
-		return fmt.Errorf("%s is no longer a regular file", quote(path))
+		return fmt.Errorf("%s is no longer a regular file", quoteName(path))
 	}
-	h := &zip.FileHeader{Name: path, Method: zip.Deflate, Modified: packTime}
+	h := &zip.FileHeader{Name: path, Method: zip.Deflate, Modified: packedEntryTime}
 	h.SetMode(0o644)
-	if info.Mode()&modeRun != 0 {
+	if info.Mode()&unixExecutable != 0 {
 		h.SetMode(0o755)
 	}
 	to, err := out.CreateHeader(h)
@@ -102,8 +102,8 @@ func packFile(root *os.Root, out *zip.Writer, path string) (err error) {
 	return err
 }
 
-// ignoreFile returns the folder's own rules, or "".
-func ignoreFile(root *os.Root) (string, error) {
+// readIgnoreFile returns the rules of the folder's IgnoreFile, or "" if there is none.
+func readIgnoreFile(root *os.Root) (string, error) {
 	f, err := root.Open(IgnoreFile)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
@@ -112,12 +112,12 @@ func ignoreFile(root *os.Root) (string, error) {
 		return "", fmt.Errorf("%s: %w", IgnoreFile, err)
 	}
 	var text bytes.Buffer
-	_, err = io.Copy(&text, io.LimitReader(f, maxIgnore+1))
+	_, err = io.Copy(&text, io.LimitReader(f, maxIgnoreFileSize+1))
 	if err = errors.Join(err, f.Close()); err != nil {
 		return "", fmt.Errorf("%s: %w", IgnoreFile, err)
 	}
-	if text.Len() > maxIgnore {
-		return "", fmt.Errorf("%s: has more than %d bytes", IgnoreFile, maxIgnore)
+	if text.Len() > maxIgnoreFileSize {
+		return "", fmt.Errorf("%s: has more than %d bytes", IgnoreFile, maxIgnoreFileSize)
 	}
 	return strings.TrimPrefix(text.String(), "\ufeff"), nil
 }

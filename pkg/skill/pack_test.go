@@ -32,7 +32,7 @@ func fill(t *testing.T, dir string, pairs ...string) {
 func packFolder(t *testing.T, dir, ignored string) ([]byte, []string) {
 	t.Helper()
 	var out bytes.Buffer
-	must(t, skill.Pack(dir, &out, ignored))
+	must(t, skill.PackFolder(dir, &out, ignored))
 	at, err := skill.Extract(t.Context(), bytes.NewReader(out.Bytes()), int64(out.Len()), skillsFolder(t), sum(out.Bytes()))
 	must(t, err)
 	var list []string
@@ -48,7 +48,7 @@ func packFolder(t *testing.T, dir, ignored string) ([]byte, []string) {
 func TestPack_IsReproducible(t *testing.T) {
 	t.Parallel()
 	files := []string{
-		"SKILL.md", skilltest.Good, "scripts/run*", "echo", "z", "z", "a/b/c", "c", ".hidden", "x",
+		"SKILL.md", skilltest.ValidDocument, "scripts/run*", "echo", "z", "z", "a/b/c", "c", ".hidden", "x",
 		".git/config", "x", "a/.git/config", "x", "node_modules/x/index.js", "x", "a/__pycache__/x.pyc", "x", "a/.DS_Store", "x",
 		"a/x.log", "x", "keep.log", "x", "only/x.log", "x", skill.IgnoreFile, "*.log\n!keep.log\n", "extra/x", "x",
 	}
@@ -90,14 +90,14 @@ func TestPack_RefusesUnsafeFolders(t *testing.T) {
 		"no folder": {os.RemoveAll, "no such file"},
 	} {
 		dir := t.TempDir()
-		fill(t, dir, "SKILL.md", skilltest.Good)
+		fill(t, dir, "SKILL.md", skilltest.ValidDocument)
 		must(t, c.make(dir))
 		var out bytes.Buffer
-		if err := skill.Pack(dir, &out, ""); err == nil || !strings.Contains(err.Error(), c.says) {
+		if err := skill.PackFolder(dir, &out, ""); err == nil || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if name == "symlink" { // an ignored symlink is no error
-			if err := skill.Pack(dir, &out, "evil?"); err != nil {
+			if err := skill.PackFolder(dir, &out, "evil?"); err != nil {
 				t.Errorf("with the symlink ignored: %v", err)
 			}
 		}

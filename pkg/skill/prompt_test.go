@@ -18,14 +18,14 @@ func TestPrompt_ListsSkillsWithinTheBudget(t *testing.T) {
 	doc := func(name, description, body string) string {
 		return "---\nname: " + name + "\ndescription: " + description + "\n---\n" + body
 	}
-	list := []skill.Prompted{
+	list := []skill.PromptSkill{
 		{"pdf-tools", "Reads and fills PDF forms.", "/bin/skills/1111", doc("pdf-tools", "Reads and fills PDF forms.", "\n# PDF\n\nRun scripts/fill.py.\n---\nMore.\n\n")},
 		{"xls", "Makes\nspreadsheets. ", "/bin/skills/2222/", doc("xls", "x", "Use it.")},
 		{"gone", "Its files are missing.", "", doc("gone", "x", "Read this.\n")},
 	}
 	for name, text := range map[string]string{
-		"whole.golden": skill.Prompt(list, 0),
-		"short.golden": skill.Prompt(list, len(skill.Prompt(list, 0))-1),
+		"whole.golden": skill.FormatPrompt(list, 0),
+		"short.golden": skill.FormatPrompt(list, len(skill.FormatPrompt(list, 0))-1),
 	} {
 		path := filepath.Join("testdata", name)
 		if *update {
@@ -37,15 +37,15 @@ func TestPrompt_ListsSkillsWithinTheBudget(t *testing.T) {
 			t.Errorf("%s: got\n%s\nwant\n%s", name, text, want)
 		}
 	}
-	if got := skill.Prompt(nil, 0); got != "" {
+	if got := skill.FormatPrompt(nil, 0); got != "" {
 		t.Errorf("the prompt without skills is %q", got)
 	}
-	if got := skill.Prompt(list, len(skill.Prompt(list, 0))); got != skill.Prompt(list, 0) {
+	if got := skill.FormatPrompt(list, len(skill.FormatPrompt(list, 0))); got != skill.FormatPrompt(list, 0) {
 		t.Error("a text of exactly the budget is cut")
 	}
 	// With the default budget.
 	list[0].Document = doc("x", "x", strings.Repeat("word ", skill.PromptBudget/5))
-	if got := skill.Prompt(list, 0); len(got) > 1000 || !strings.Contains(got, "read SKILL.md in its LOCATION") {
+	if got := skill.FormatPrompt(list, 0); len(got) > 1000 || !strings.Contains(got, "read SKILL.md in its LOCATION") {
 		t.Errorf("%d bytes: %.300s", len(got), got)
 	}
 }

@@ -16,7 +16,7 @@ import (
 // DocumentName is the file at a skill's root that describes the skill.
 const DocumentName = "SKILL.md"
 
-// Limits limit a skill. A field of 0 means its default.
+// Limits are the maximum sizes of a skill. A field of 0 means its default.
 type Limits struct {
 	Files    int   // number of files, and as many folders; 10,000
 	Packed   int64 // size of the ZIP in bytes; 100 MiB
@@ -27,22 +27,22 @@ type Limits struct {
 
 // The defaults of Limits.
 const (
-	MaxFiles    = 10_000
-	MaxPacked   = 100 << 20
-	MaxUnpacked = 500 << 20
-	MaxRatio    = 100
-	MaxDocument = 1 << 20
+	MaxFiles        = 10_000
+	MaxPackedSize   = 100 << 20
+	MaxUnpackedSize = 500 << 20
+	MaxUnpackRatio  = 100
+	MaxDocumentSize = 1 << 20
 )
 
 // Limits that cannot be configured.
 const (
-	maxName        = 1024     // bytes of an entry's path
-	maxElement     = 255      // bytes of one element of a path, the limit of file systems
-	maxDepth       = 32       // elements of a path
-	ratioFloor     = 64 << 10 // bytes to which a file may unpack at any ratio: a small blank file is harmless
-	maxFrontMatter = 64 << 10 // bytes
-	maxSkillName   = 64       // characters
-	maxDescription = 1024     // characters
+	maxPathLength        = 1024     // bytes of an entry's path
+	maxPathElementLength = 255      // bytes of one element of a path, the limit of file systems
+	maxPathDepth         = 32       // elements of a path
+	ratioExemptSize      = 64 << 10 // bytes to which a file may unpack at any ratio: a small blank file is harmless
+	maxFrontMatterSize   = 64 << 10 // bytes
+	maxSkillNameLength   = 64       // characters
+	maxDescriptionLength = 1024     // characters
 )
 
 func (l Limits) withDefaults() Limits {
@@ -52,7 +52,7 @@ func (l Limits) withDefaults() Limits {
 	for _, f := range []struct {
 		value *int64
 		unset int64
-	}{{&l.Packed, MaxPacked}, {&l.Unpacked, MaxUnpacked}, {&l.Ratio, MaxRatio}, {&l.Document, MaxDocument}} {
+	}{{&l.Packed, MaxPackedSize}, {&l.Unpacked, MaxUnpackedSize}, {&l.Ratio, MaxUnpackRatio}, {&l.Document, MaxDocumentSize}} {
 		if *f.value == 0 {
 			*f.value = f.unset
 		}
@@ -60,8 +60,8 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// Found describes the skill in a valid ZIP.
-type Found struct {
+// Metadata describes the skill in a valid ZIP: names, sizes and digest.
+type Metadata struct {
 	Name          string // from the front matter
 	Description   string // from the front matter
 	Document      string // complete text of SKILL.md
@@ -73,11 +73,11 @@ type Found struct {
 
 // The codes of Error.
 const (
-	CodeZIP      = "SKILL_ZIP_INVALID"      // not a ZIP, a damaged one, or one that contradicts itself
-	CodeEntry    = "SKILL_ENTRY_REFUSED"    // invalid path or kind of an entry, or two entries with the same path
-	CodeTooLarge = "SKILL_TOO_LARGE"        // exceeds one of Limits
-	CodeDocument = "SKILL_DOCUMENT_INVALID" // invalid SKILL.md
-	CodeDigest   = "SKILL_DIGEST_MISMATCH"  // the ZIP does not have the stated digest
+	CodeInvalidZIP      = "SKILL_ZIP_INVALID"      // not a ZIP, a damaged one, or one that contradicts itself
+	CodeEntryRefused    = "SKILL_ENTRY_REFUSED"    // invalid path or kind of an entry, or two entries with the same path
+	CodeTooLarge        = "SKILL_TOO_LARGE"        // exceeds one of Limits
+	CodeInvalidDocument = "SKILL_DOCUMENT_INVALID" // invalid SKILL.md
+	CodeDigestMismatch  = "SKILL_DIGEST_MISMATCH"  // the ZIP does not have the stated digest
 )
 
 // Error is returned for an invalid skill. All other errors of this package concern reading or writing.
@@ -90,38 +90,38 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Field + ": " + e.Message() }
 
-// Message returns the error without its field. The name of an entry is quoted in ASCII and truncated.
+// Message returns the text of the error without the field. The name of an entry is quoted in ASCII and truncated.
 func (e *Error) Message() string {
 	if e.Entry == "" {
 		return e.Detail
 	}
-	return "entry " + quote(e.Entry) + " " + e.Detail
+	return "entry " + quoteName(e.Entry) + " " + e.Detail
 }
 
-// maxQuoted is the maximum size in bytes of a quoted name.
-const maxQuoted = 128
+// maxQuotedNameLength is the maximum size in bytes of an entry's name in an error.
+const maxQuotedNameLength = 128
 
-func quote(s string) string { return truncate.Quote(s, maxQuoted) }
+func quoteName(s string) string { return truncate.Quote(s, maxQuotedNameLength) }
 
 func zipError(format string, args ...any) error {
-	return &Error{Code: CodeZIP, Field: "zip", Detail: fmt.Sprintf(format, args...)}
+	return &Error{Code: CodeInvalidZIP, Field: "zip", Detail: fmt.Sprintf(format, args...)}
 }
 
 func entryZIPError(name, format string, args ...any) error {
-	return &Error{Code: CodeZIP, Field: "zip", Entry: name, Detail: fmt.Sprintf(format, args...)}
+	return &Error{Code: CodeInvalidZIP, Field: "zip", Entry: name, Detail: fmt.Sprintf(format, args...)}
 }
 
 func refusedEntryError(name, format string, args ...any) error {
-	return &Error{Code: CodeEntry, Field: "zip", Entry: name, Detail: fmt.Sprintf(format, args...)}
+	return &Error{Code: CodeEntryRefused, Field: "zip", Entry: name, Detail: fmt.Sprintf(format, args...)}
 }
 
 func tooLargeError(format string, args ...any) error {
 	return &Error{Code: CodeTooLarge, Field: "zip", Detail: fmt.Sprintf(format, args...)}
 }
 
-func badDocument(field, format string, args ...any) error {
+func documentError(field, format string, args ...any) error {
 	if field != "" {
 		field = ": " + field
 	}
-	return &Error{Code: CodeDocument, Field: DocumentName + field, Detail: fmt.Sprintf(format, args...)}
+	return &Error{Code: CodeInvalidDocument, Field: DocumentName + field, Detail: fmt.Sprintf(format, args...)}
 }

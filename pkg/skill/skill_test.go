@@ -37,10 +37,10 @@ func must(t testing.TB, err error) {
 
 // sampleZIP returns a ZIP with every kind of entry that is accepted.
 func sampleZIP() []byte {
-	return skilltest.Build(
-		skilltest.File("empty/", ""), skilltest.Document(), skilltest.Item{Name: "scripts/run", Content: []byte("echo"), Mode: 0o100755},
-		skilltest.File("scripts/tool.py", "#!/usr/bin/env python3\n"), skilltest.Item{Name: "a/b/c.txt", Content: []byte("deep"), Raw: true},
-		skilltest.File("empty.txt", ""), skilltest.File("ünïcode/日本.md", "text"), skilltest.Item{Name: "setuid", Content: []byte("x"), Mode: 0o104644},
+	return skilltest.BuildZIP(
+		skilltest.FileEntry("empty/", ""), skilltest.DocumentEntry(), skilltest.ZIPEntry{Name: "scripts/run", Content: []byte("echo"), Mode: 0o100755},
+		skilltest.FileEntry("scripts/tool.py", "#!/usr/bin/env python3\n"), skilltest.ZIPEntry{Name: "a/b/c.txt", Content: []byte("deep"), Raw: true},
+		skilltest.FileEntry("empty.txt", ""), skilltest.FileEntry("ünïcode/日本.md", "text"), skilltest.ZIPEntry{Name: "setuid", Content: []byte("x"), Mode: 0o104644},
 	)
 }
 
@@ -71,7 +71,7 @@ func tree(t *testing.T, dir string) map[string]string {
 }
 
 var sampleTree = map[string]string{
-	"empty": "dr-xr-xr-x ", "SKILL.md": "-r--r--r-- " + skilltest.Good, "scripts": "dr-xr-xr-x ", "scripts/run": "-r-xr-xr-x echo",
+	"empty": "dr-xr-xr-x ", "SKILL.md": "-r--r--r-- " + skilltest.ValidDocument, "scripts": "dr-xr-xr-x ", "scripts/run": "-r-xr-xr-x echo",
 	"scripts/tool.py": "-r-xr-xr-x #!/usr/bin/env python3\n", "a": "dr-xr-xr-x ", "a/b": "dr-xr-xr-x ", "a/b/c.txt": "-r--r--r-- deep",
 	"empty.txt": "-r--r--r-- ", "ünïcode": "dr-xr-xr-x ", "ünïcode/日本.md": "-r--r--r-- text", "setuid": "-r--r--r-- x",
 }
@@ -80,15 +80,15 @@ func TestCheck_DescribesAValidSkill(t *testing.T) {
 	t.Parallel()
 	z := sampleZIP()
 	got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
-	want := skill.Found{
-		Name: "pdf-tools", Description: "Reads and fills PDF forms.", Document: skilltest.Good, Files: 7, Bytes: uint64(len(z)),
-		UnpackedBytes: uint64(len(skilltest.Good) + 4 + 23 + 4 + 4 + 1), Digest: sum(z),
+	want := skill.Metadata{
+		Name: "pdf-tools", Description: "Reads and fills PDF forms.", Document: skilltest.ValidDocument, Files: 7, Bytes: uint64(len(z)),
+		UnpackedBytes: uint64(len(skilltest.ValidDocument) + 4 + 23 + 4 + 4 + 1), Digest: sum(z),
 	}
 	if err != nil || got != want {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
 	}
 	// ZIPs of other packers are accepted too: with data descriptors and without modes.
-	z = standardZIP(t, "SKILL.md", skilltest.Good, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
+	z = standardZIP(t, "SKILL.md", skilltest.ValidDocument, "__MACOSX/._SKILL.md", "x", "deep/SKILL.md", "another")
 	if got, err = skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{}); err != nil || got.Files != 3 {
 		t.Errorf("%+v, %v", got, err)
 	}
@@ -120,7 +120,7 @@ func TestCheck_ReadsTheFrontMatter(t *testing.T) {
 		"spaces":       {"---  \nname: x\ndescription: one\n--- \n", "one"},
 		"at the limit": {"---\nname: x\ndescription: " + strings.Repeat("é", 1024) + "\n---\n", strings.Repeat("é", 1024)},
 	} {
-		z := skilltest.Build(skilltest.Item{Name: "SKILL.md", Content: []byte(c.document), Raw: true})
+		z := skilltest.BuildZIP(skilltest.ZIPEntry{Name: "SKILL.md", Content: []byte(c.document), Raw: true})
 		got, err := skill.Check(t.Context(), bytes.NewReader(z), int64(len(z)), skill.Limits{})
 		if err != nil || got.Name != "x" || got.Description != c.description || got.Document != c.document {
 			t.Errorf("%s: %+v, %v", name, got, err)
@@ -155,7 +155,7 @@ func TestExtract_RefusesOtherDigestsAndFiles(t *testing.T) {
 	parent := skillsFolder(t)
 	var refused *skill.Error
 	_, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, sum([]byte("another")))
-	if !errors.As(err, &refused) || refused.Code != skill.CodeDigest || refused.Field != "sha256" {
+	if !errors.As(err, &refused) || refused.Code != skill.CodeDigestMismatch || refused.Field != "sha256" {
 		t.Errorf("another digest: %v", err)
 	}
 	if _, err := skill.Extract(t.Context(), bytes.NewReader(z), int64(len(z)), parent, "../x"); err == nil {
@@ -268,7 +268,7 @@ func TestTar_IsReproducible(t *testing.T) {
 
 // TestCheck_DoesNotHoldTheArchiveInMemory tests that a skill at the size limit is checked with little memory.
 func TestCheck_DoesNotHoldTheArchiveInMemory(t *testing.T) {
-	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "large", Content: skilltest.Random(40 << 20), Raw: true})
+	z := skilltest.BuildZIP(skilltest.DocumentEntry(), skilltest.ZIPEntry{Name: "large", Content: skilltest.IncompressibleBytes(40 << 20), Raw: true})
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)

@@ -14,21 +14,21 @@ import (
 )
 
 const (
-	// measureInterval is the interval at which Run measures the fill level of the store, and the age above which Check
-	// measures it again.
+	// measureInterval is the interval at which Watch.Run measures the fill level of the NATS store, and the age of a
+	// measurement after which Check measures again.
 	measureInterval = time.Second
 	// measureTimeout is the time limit of one measurement of the store's fill level.
 	measureTimeout = 2 * time.Second
 )
 
-// Room is the size limit, the present size and the reserve of the NATS store, in bytes.
+// Room holds the size limit, the present size and the reserve of the NATS store, in bytes.
 type Room struct {
 	Limit   int64 // size limit of the streams; 0 or less if their account has no limit
 	Used    int64 // present size of the streams
 	Reserve int64 // part of Limit that is kept free
 }
 
-// Fits reports whether the reserve stays free if more bytes are written to the store.
+// Fits reports whether the reserve stays free if more bytes are written to the NATS store.
 func (r Room) Fits(more int64) bool { return r.Limit <= 0 || r.Used+more <= r.Limit-r.Reserve }
 
 // ReservedError is returned when a write would need the reserve of the NATS store.
@@ -70,7 +70,7 @@ type Watch struct {
 	low  bool      // the state that was logged last
 }
 
-// NewWatch returns a Watch that reports unlimited room until Run has measured the fill level once.
+// NewWatch returns a Watch that reports an unlimited Room until Run has measured the fill level of the store once.
 func NewWatch(cfg Config) *Watch { return &Watch{cfg: cfg} }
 
 // Collectors returns the metrics of the limit, the size and the reserve of the NATS store.
@@ -85,13 +85,13 @@ func (w *Watch) Collectors() []prometheus.Collector {
 	}
 }
 
-// Run measures the fill level of the store every second until ctx ends. While NATS does not respond, the last
+// Run measures the fill level of the NATS store every second until ctx ends. While NATS does not respond, the last
 // measurement stays in use.
 func (w *Watch) Run(ctx context.Context) error {
 	tick := time.NewTicker(measureInterval)
 	defer tick.Stop()
 	for {
-		if err := w.readLevel(ctx); err != nil && ctx.Err() == nil {
+		if err := w.measure(ctx); err != nil && ctx.Err() == nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		select {
@@ -102,7 +102,7 @@ func (w *Watch) Run(ctx context.Context) error {
 	}
 }
 
-func (w *Watch) readLevel(ctx context.Context) error {
+func (w *Watch) measure(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, measureTimeout)
 	defer cancel()
 	info, err := w.cfg.JetStream.AccountInfo(ctx)
@@ -123,17 +123,17 @@ func (w *Watch) readLevel(ctx context.Context) error {
 	return nil
 }
 
-// Room returns the result of the last measurement.
+// Room returns the last measurement of the fill level of the NATS store.
 func (w *Watch) Room() Room {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.room
 }
 
-// Low reports whether only the reserve of the store was left at the last measurement. A nil Watch reports false.
-func (w *Watch) Low() bool { return w != nil && !w.Room().Fits(0) }
+// IsLow reports whether only the reserve of the NATS store was free at the last measurement. A nil Watch reports false.
+func (w *Watch) IsLow() bool { return w != nil && !w.Room().Fits(0) }
 
-// Check returns a *ReservedError if the reserve would not stay free after more bytes are written to the store. If
+// Check returns a *ReservedError if the reserve of the NATS store would not stay free after more bytes are written. If
 // little more than the reserve is free, Check measures again, so that many writers together cannot use up the reserve
 // between two measurements. A nil Watch returns nil.
 func (w *Watch) Check(ctx context.Context, more int64) error {
@@ -144,7 +144,7 @@ func (w *Watch) Check(ctx context.Context, more int64) error {
 	room, at := w.room, w.at
 	w.mu.Unlock()
 	if near := !room.Fits(more + room.Reserve); near || time.Since(at) > measureInterval {
-		if err := w.readLevel(ctx); err != nil {
+		if err := w.measure(ctx); err != nil {
 			w.cfg.Logger.Debug("read fill level of the NATS store", "error", err)
 		}
 		room = w.Room()

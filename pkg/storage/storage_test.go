@@ -27,7 +27,7 @@ func TestCheckReserve_RefusesPercentagesOutsideTheRange(t *testing.T) {
 // writes into the reserve, even if the last read saw room, and accepts them again once there is room.
 func TestCheck_KeepsTheReserveFree(t *testing.T) {
 	t.Parallel()
-	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true, Relaxed: true, MaxStore: natsserver.MinStore})
+	srv := natstest.RunConfig(t, natsserver.Config{Accounts: true, Relaxed: true, MaxStore: natsserver.MinStoreSize})
 	admin, err := srv.ConnectAs(topology.UserAdmin)
 	if err != nil {
 		t.Fatal(err)
@@ -55,33 +55,33 @@ func TestCheck_KeepsTheReserveFree(t *testing.T) {
 		if err := watches[user].Check(t.Context(), 0); err != nil {
 			t.Errorf("%s: an empty store: %v", user, err)
 		}
-		if room := watches[user].Room(); room.Limit != natsserver.MinStore || room.Reserve != natsserver.MinStore/100*60 {
+		if room := watches[user].Room(); room.Limit != natsserver.MinStoreSize || room.Reserve != natsserver.MinStoreSize/100*60 {
 			t.Errorf("%s reads %+v", user, room)
 		}
 	}
-	empty := natstest.Fill(t, admin, 41)
+	empty := natstest.FillStore(t, admin, 41)
 	for user, w := range watches {
 		var reserved *storage.ReservedError
-		if err := w.Check(t.Context(), 0); !errors.As(err, &reserved) || !w.Low() {
-			t.Errorf("%s: a full store: %v, low %v", user, err, w.Low())
+		if err := w.Check(t.Context(), 0); !errors.As(err, &reserved) || !w.IsLow() {
+			t.Errorf("%s: a full store: %v, low %v", user, err, w.IsLow())
 		}
 	}
 	empty()
 	for user, w := range watches {
-		if err := w.Check(t.Context(), 0); err != nil || w.Low() {
-			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.Low())
+		if err := w.Check(t.Context(), 0); err != nil || w.IsLow() {
+			t.Errorf("%s: a store with room again: %v, low %v", user, err, w.IsLow())
 		}
-		if err := w.Check(t.Context(), natsserver.MinStore/2); err == nil {
+		if err := w.Check(t.Context(), natsserver.MinStoreSize/2); err == nil {
 			t.Errorf("%s: a write larger than the room was accepted", user)
 		}
 	}
 }
 
-// TestWatch_FollowsTheStore tests that Low follows the store without a call of Check, and that Run ends with its
+// TestWatch_FollowsTheStore tests that IsLow follows the store without a call of Check, and that Run ends with its
 // context.
 func TestWatch_FollowsTheStore(t *testing.T) {
 	t.Parallel()
-	srv := natstest.RunSmall(t)
+	srv := natstest.RunWithMinStore(t)
 	nc := natstest.Conn(t, srv)
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -96,13 +96,13 @@ func TestWatch_FollowsTheStore(t *testing.T) {
 	go func() { done <- w.Run(ctx) }()
 	becomes := func(low bool) {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); w.Low() != low; time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(time.Minute); w.IsLow() != low; time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				t.Fatalf("low is not %v: %+v", low, w.Room())
 			}
 		}
 	}
-	empty := natstest.Fill(t, nc, 11)
+	empty := natstest.FillStore(t, nc, 11)
 	becomes(true)
 	empty()
 	becomes(false)
@@ -116,7 +116,7 @@ func TestWatch_FollowsTheStore(t *testing.T) {
 func TestNilWatch_HasRoom(t *testing.T) {
 	t.Parallel()
 	var w *storage.Watch
-	if err := w.Check(t.Context(), 1<<40); err != nil || w.Low() {
-		t.Errorf("%v, low %v", err, w.Low())
+	if err := w.Check(t.Context(), 1<<40); err != nil || w.IsLow() {
+		t.Errorf("%v, low %v", err, w.IsLow())
 	}
 }

@@ -45,7 +45,7 @@ func (c *Conn) Close() error { return c.raw.Close() }
 // SetWriteDeadline bounds Write and CloseWrite. After a Write that missed the deadline, all later ones fail.
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.raw.SetWriteDeadline(t) }
 
-// deadlineConn prevents tls.Conn from replacing the write deadline when it sends close_notify.
+// deadlineConn is a connection whose write deadline tls.Conn cannot replace when it sends close_notify.
 type deadlineConn struct{ net.Conn }
 
 func (deadlineConn) SetWriteDeadline(time.Time) error { return nil }

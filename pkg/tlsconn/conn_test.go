@@ -23,7 +23,7 @@ func configs(t *testing.T) (server, client *tls.Config) {
 	dir := t.TempDir()
 	a, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: 100 * 365 * 24 * time.Hour}, time.Now())
 	if err == nil {
-		err = a.Trust(filepath.Join(dir, "ca.pem"))
+		err = a.WriteTrustFile(filepath.Join(dir, "ca.pem"))
 	}
 	if err == nil {
 		_, err = a.Issue(dir, []string{"proxy"})
@@ -35,12 +35,12 @@ func configs(t *testing.T) (server, client *tls.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pool, err := certificate.ReadPool(filepath.Join(dir, "ca.pem"))
+	pool, err := certificate.ReadCertPool(filepath.Join(dir, "ca.pem"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now() // synctest's clock differs from the wall clock
-	server, client = pair.TLS(), &tls.Config{RootCAs: pool, ServerName: "proxy", MinVersion: tls.VersionTLS13}
+	server, client = pair.TLSConfig(), &tls.Config{RootCAs: pool, ServerName: "proxy", MinVersion: tls.VersionTLS13}
 	server.Time, client.Time = func() time.Time { return now }, func() time.Time { return now }
 	server.SessionTicketsDisabled = true // a pipe has no buffer for a session ticket
 	return server, client

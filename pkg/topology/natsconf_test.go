@@ -74,7 +74,7 @@ func setCertificate(t *testing.T) (caFile string) {
 	caFile = filepath.Join(dir, "ca.pem")
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
 	if err == nil {
-		err = authority.Trust(caFile)
+		err = authority.WriteTrustFile(caFile)
 	}
 	if err == nil {
 		_, err = authority.Issue(dir, []string{"127.0.0.1"})

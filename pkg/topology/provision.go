@@ -82,7 +82,7 @@ func Provision(ctx context.Context, js jetstream.JetStream, cfg ProvisionConfig)
 	if err := cfg.validate(); err != nil {
 		return err
 	}
-	pauses := retry.Doubling(100*time.Millisecond, 2*time.Second)
+	pauses := retry.NewDoubling(100*time.Millisecond, 2*time.Second)
 	for began := time.Now(); ; {
 		err := provisionOnce(ctx, js, cfg)
 		var refused *jetstream.APIError

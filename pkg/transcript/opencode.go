@@ -11,19 +11,19 @@ import (
 	"github.com/spoolhq/spool/pkg/architecture"
 )
 
-// export validates the output of `opencode export`: {"info": …, "messages": [{"info": …, "parts": […]}, …]}. It decodes
-// one message at a time.
-func export(r io.Reader) (Info, error) {
+// checkExport validates a transcript of OpenCode, the output of `opencode export`: {"info": …, "messages": [{"info": …,
+// "parts": […]}, …]}. It decodes one message at a time.
+func checkExport(r io.Reader) (Info, error) {
 	e := &exportReader{in: json.NewDecoder(&strictReader{r: r}), info: Info{Architecture: architecture.OpenCode}, seen: map[string]bool{}}
 	err := e.readDocument()
 	var syntax *json.SyntaxError
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &syntax) && strings.Contains(syntax.Error(), "unexpected end"):
-		return Info{}, refuse(e.n, "is cut off: write the output of `opencode export` to the file again")
+		return Info{}, refusedError(e.n, "is cut off: write the output of `opencode export` to the file again")
 	case errors.As(err, &syntax):
-		return Info{}, refuse(e.n, "is not JSON: %v; "+mustBeTranscript, err)
+		return Info{}, refusedError(e.n, "is not JSON: %v; "+unknownFormatDetail, err)
 	case err != nil:
-		return Info{}, withLine(e.n, err)
+		return Info{}, setErrorLine(e.n, err)
 	}
 	return requireMessages(e.info)
 }
@@ -35,9 +35,9 @@ type exportReader struct {
 	n    int             // number of the message
 }
 
-// readDocument validates the whole document.
+// readDocument validates the whole output of `opencode export`.
 func (e *exportReader) readDocument() error {
-	if err := e.expect(json.Delim('{')); err != nil {
+	if err := e.expectDelimiter(json.Delim('{')); err != nil {
 		return err
 	}
 	for e.in.More() {
@@ -51,43 +51,43 @@ func (e *exportReader) readDocument() error {
 		case "messages":
 			err = e.readMessages()
 		default:
-			err = refuse(0, "has the unknown member %.100q; "+mustBeTranscript, key)
+			err = refusedError(0, "has the unknown member %.100q; "+unknownFormatDetail, key)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if err := e.expect(json.Delim('}')); err != nil {
+	if err := e.expectDelimiter(json.Delim('}')); err != nil {
 		return err
 	}
 	if _, err := e.in.Token(); !errors.Is(err, io.EOF) {
-		return refuse(0, "has data after the end of the transcript")
+		return refusedError(0, "has data after the end of the transcript")
 	}
 	if e.info.AgentSessionID == "" {
-		return refuse(0, "info is missing; "+mustBeTranscript)
+		return refusedError(0, "info is missing; "+unknownFormatDetail)
 	}
 	return nil
 }
 
-func (e *exportReader) expect(want json.Delim) error {
+func (e *exportReader) expectDelimiter(want json.Delim) error {
 	got, err := e.in.Token()
 	if err != nil {
 		return err
 	}
 	if got != want {
-		return refuse(0, mustBeTranscript)
+		return refusedError(0, unknownFormatDetail)
 	}
 	return nil
 }
 
-// readValue reads the next value, which must be an object.
+// readValue reads the next JSON value, which must be an object.
 func (e *exportReader) readValue() (map[string]json.RawMessage, error) {
 	var raw json.RawMessage
 	if err := e.in.Decode(&raw); err != nil {
 		return nil, err
 	}
-	if len(raw) > MaxLine {
-		return nil, refuse(0, "is longer than %d bytes", MaxLine)
+	if len(raw) > MaxLineLength {
+		return nil, refusedError(0, "is longer than %d bytes", MaxLineLength)
 	}
 	return parseObject(raw)
 }
@@ -97,9 +97,9 @@ func (e *exportReader) readSession() error {
 	if err != nil {
 		return err
 	}
-	id := text(m["id"])
-	if !wordForm.MatchString(id) || !strings.HasPrefix(id, "ses_") {
-		return refuse(0, "info.id is not the id of an OpenCode session")
+	id := stringValue(m["id"])
+	if !openCodeIDPattern.MatchString(id) || !strings.HasPrefix(id, "ses_") {
+		return refusedError(0, "info.id is not the id of an OpenCode session")
 	}
 	e.info.AgentSessionID = id
 	return nil
@@ -107,14 +107,14 @@ func (e *exportReader) readSession() error {
 
 func (e *exportReader) readMessages() error {
 	if e.info.AgentSessionID == "" {
-		return refuse(0, "info must come before messages; "+mustBeTranscript)
+		return refusedError(0, "info must come before messages; "+unknownFormatDetail)
 	}
-	if err := e.expect(json.Delim('[')); err != nil {
+	if err := e.expectDelimiter(json.Delim('[')); err != nil {
 		return err
 	}
 	for e.in.More() {
 		if e.n++; e.n > MaxEntries {
-			return refuse(0, "has more than %d messages", MaxEntries)
+			return refusedError(0, "has more than %d messages", MaxEntries)
 		}
 		m, err := e.readValue()
 		if err != nil {
@@ -124,41 +124,41 @@ func (e *exportReader) readMessages() error {
 			return err
 		}
 	}
-	return e.expect(json.Delim(']'))
+	return e.expectDelimiter(json.Delim(']'))
 }
 
-// readMessage validates a message and its parts.
+// readMessage validates a message of OpenCode and its parts.
 func (e *exportReader) readMessage(m map[string]json.RawMessage) error {
-	info := inner(m["info"])
-	id, role := text(info["id"]), text(info["role"])
-	switch parent := text(info["parentID"]); {
-	case !wordForm.MatchString(id) || !strings.HasPrefix(id, "msg_"):
-		return refuse(0, "info.id is not the id of an OpenCode message")
-	case text(info["sessionID"]) != e.info.AgentSessionID:
-		return refuse(0, "info.sessionID is the id of another session")
+	info := innerObject(m["info"])
+	id, role := stringValue(info["id"]), stringValue(info["role"])
+	switch parent := stringValue(info["parentID"]); {
+	case !openCodeIDPattern.MatchString(id) || !strings.HasPrefix(id, "msg_"):
+		return refusedError(0, "info.id is not the id of an OpenCode message")
+	case stringValue(info["sessionID"]) != e.info.AgentSessionID:
+		return refusedError(0, "info.sessionID is the id of another session")
 	case role != "user" && role != "assistant":
-		return refuse(0, "info.role must be user or assistant")
+		return refusedError(0, "info.role must be user or assistant")
 	case role == "assistant" && !e.seen[parent]:
-		return refuse(0, "info.parentID is not the id of an earlier message: a part of the transcript is missing")
+		return refusedError(0, "info.parentID is not the id of an earlier message: a part of the transcript is missing")
 	}
 	e.seen[id] = true
 	e.info.Messages++
 	var parts []json.RawMessage
 	if json.Unmarshal(m["parts"], &parts) != nil {
-		return refuse(0, "parts must be a list")
+		return refusedError(0, "parts must be a list")
 	}
 	for _, raw := range parts {
-		p := inner(raw)
-		own := text(p["id"])
-		if !wordForm.MatchString(own) || !strings.HasPrefix(own, "prt_") || text(p["messageID"]) != id || text(p["sessionID"]) != e.info.AgentSessionID {
-			return refuse(0, "the ids of a part do not match its message")
+		p := innerObject(raw)
+		own := stringValue(p["id"])
+		if !openCodeIDPattern.MatchString(own) || !strings.HasPrefix(own, "prt_") || stringValue(p["messageID"]) != id || stringValue(p["sessionID"]) != e.info.AgentSessionID {
+			return refusedError(0, "the ids of a part do not match its message")
 		}
 	}
 	return nil
 }
 
-// strictReader is a reader that fails if the text is not UTF-8, is nested too deep, or contains a value longer than MaxLine,
-// before a decoder buffers that text.
+// strictReader is a reader that fails if JSON text is not UTF-8, is nested too deep, or contains a value longer than
+// MaxLineLength, before a decoder buffers that text.
 type strictReader struct {
 	r      io.Reader
 	depth  int
@@ -168,8 +168,8 @@ type strictReader struct {
 	rest   []byte // the first bytes of a character whose other bytes are not read yet
 }
 
-// messageDepth is the depth of the list's messages in the document: {"messages": [ … ]}.
-const messageDepth = 2
+// messageListDepth is the nesting depth of the messages in the output of `opencode export`: {"messages": [ … ]}.
+const messageListDepth = 2
 
 func (s *strictReader) Read(p []byte) (int, error) {
 	n, err := s.r.Read(p)
@@ -177,14 +177,14 @@ func (s *strictReader) Read(p []byte) (int, error) {
 		return 0, bad
 	}
 	if errors.Is(err, io.EOF) && len(s.rest) > 0 {
-		return 0, refuse(0, "is not valid UTF-8")
+		return 0, refusedError(0, "is not valid UTF-8")
 	}
 	return n, err
 }
 
 func (s *strictReader) checkBytes(p []byte) error {
-	if !s.utf8(p) {
-		return refuse(0, "is not valid UTF-8")
+	if !s.isValidUTF8(p) {
+		return refusedError(0, "is not valid UTF-8")
 	}
 	for _, c := range p {
 		s.held++
@@ -201,21 +201,21 @@ func (s *strictReader) checkBytes(p []byte) error {
 		case c == '}' || c == ']':
 			s.depth--
 		}
-		if s.depth <= messageDepth && !s.inText && strings.IndexByte("{}[],: \t\r\n", c) >= 0 {
+		if s.depth <= messageListDepth && !s.inText && strings.IndexByte("{}[],: \t\r\n", c) >= 0 {
 			s.held = 0
 		}
-		if s.depth > MaxDepth {
-			return refuse(0, "is nested deeper than %d levels", MaxDepth)
+		if s.depth > MaxNestingDepth {
+			return refusedError(0, "is nested deeper than %d levels", MaxNestingDepth)
 		}
-		if s.held > MaxLine {
-			return refuse(0, "is longer than %d bytes", MaxLine)
+		if s.held > MaxLineLength {
+			return refusedError(0, "is longer than %d bytes", MaxLineLength)
 		}
 	}
 	return nil
 }
 
-// utf8 reports whether the text read so far is valid UTF-8.
-func (s *strictReader) utf8(p []byte) bool {
+// isValidUTF8 reports whether the text is valid UTF-8 up to the end of p, the bytes that were read last.
+func (s *strictReader) isValidUTF8(p []byte) bool {
 	p = append(bytes.Clone(s.rest), p...)
 	end := len(p)
 	for back := 1; back < utf8.UTFMax && back <= len(p); back++ {

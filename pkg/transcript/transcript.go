@@ -23,22 +23,22 @@ import (
 )
 
 const (
-	// MaxLine is the maximum length in bytes of a line, or of a message of OpenCode.
-	MaxLine = 16 << 20
-	// MaxDepth is the maximum nesting of JSON in a transcript.
-	MaxDepth = 200
+	// MaxLineLength is the maximum length in bytes of a line of a transcript, or of a message of OpenCode.
+	MaxLineLength = 16 << 20
+	// MaxNestingDepth is the maximum nesting of JSON in a transcript.
+	MaxNestingDepth = 200
 	// MaxEntries is the maximum number of lines or messages of a transcript.
 	MaxEntries = 500_000
 )
 
-// Info describes a valid transcript.
+// Info describes a valid transcript: the architecture, the session id and the number of messages.
 type Info struct {
 	Architecture   string `json:"architecture"`
 	AgentSessionID string `json:"agentSessionId"` // the agent's own session or thread id
 	Messages       uint32 `json:"messages"`       // messages of user and agent, without results of tools
 }
 
-// Error is returned for a transcript that a session cannot continue.
+// Error is returned for a transcript that Spool refuses because no session could continue it.
 type Error struct {
 	Line   int    // number of the line, or of the message for OpenCode, from 1; 0 for the whole file
 	Detail string // the problem and its remedy
@@ -51,48 +51,49 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("line %d: %s", e.Line, e.Detail)
 }
 
-func refuse(line int, format string, args ...any) error {
+func refusedError(line int, format string, args ...any) error {
 	return &Error{line, fmt.Sprintf(format, args...)}
 }
 
-// mustBeTranscript is the detail of the error for a file in none of the three formats.
-const mustBeTranscript = "must be a transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
+// unknownFormatDetail is the detail of the error for a file in none of the three transcript formats.
+const unknownFormatDetail = "must be a transcript of Claude Code (~/.claude/projects/…/*.jsonl), Codex (~/.codex/sessions/…/rollout-*.jsonl) or OpenCode (the output of `opencode export`)"
 
-// Check reads a transcript to its end. The error is an *Error, or an error of r.
+// Check reads a transcript to its end and validates it. The error is an *Error, or an error of r.
 func Check(r io.Reader) (Info, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	first, err := readLine(in)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return Info{}, withLine(1, err)
+		return Info{}, setErrorLine(1, err)
 	}
 	trimmed := bytes.TrimSpace(first)
 	if len(trimmed) == 0 && err != nil {
-		return Info{}, refuse(0, "is empty")
+		return Info{}, refusedError(0, "is empty")
 	}
-	if head, ok := members(trimmed); ok {
+	if head, ok := objectMembers(trimmed); ok {
 		switch {
 		case head["payload"] != nil:
-			return lines(in, first, err, &codex{})
+			return checkLines(in, first, err, &codexFormat{})
 		case head["type"] != nil:
-			return lines(in, first, err, newClaude())
+			return checkLines(in, first, err, newClaudeFormat())
 		}
 	}
 	if bytes.HasPrefix(trimmed, []byte("{")) {
-		return export(io.MultiReader(bytes.NewReader(first), newline(err), in))
+		return checkExport(io.MultiReader(bytes.NewReader(first), removedNewline(err), in))
 	}
-	return Info{}, refuse(0, mustBeTranscript)
+	return Info{}, refusedError(0, unknownFormatDetail)
 }
 
-// newline returns the newline that readLine removed from the first line; after io.EOF there was none.
-func newline(end error) io.Reader {
+// removedNewline returns a reader of the newline that readLine removed from the first line, or of nothing if readLine
+// reached the end of the file.
+func removedNewline(end error) io.Reader {
 	if end != nil {
 		return bytes.NewReader(nil)
 	}
 	return bytes.NewReader([]byte("\n"))
 }
 
-// withLine sets the line of an *Error that has none.
-func withLine(n int, err error) error {
+// setErrorLine sets the line number of err if err is an *Error without one.
+func setErrorLine(n int, err error) error {
 	var e *Error
 	if errors.As(err, &e) && e.Line == 0 {
 		return &Error{n, e.Detail}
@@ -100,15 +101,16 @@ func withLine(n int, err error) error {
 	return err
 }
 
-// readLine returns the next line without its newline. With io.EOF it returns the text after the last newline.
+// readLine returns the next line without its newline. At the end of the file it returns io.EOF together with the text
+// after the last newline.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
 		piece, err := in.ReadSlice('\n')
 		line = append(line, piece...)
 		switch {
-		case len(line) > MaxLine:
-			return nil, refuse(0, "is longer than %d bytes", MaxLine)
+		case len(line) > MaxLineLength:
+			return nil, refusedError(0, "is longer than %d bytes", MaxLineLength)
 		case errors.Is(err, bufio.ErrBufferFull):
 		case err != nil:
 			return line, err
@@ -118,30 +120,31 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 	}
 }
 
-// form validates the lines of a transcript in one agent's format.
-type form interface {
+// lineFormat validates the lines of a transcript in the format of one architecture.
+type lineFormat interface {
 	// checkLine validates a line that is a JSON object.
 	checkLine(m map[string]json.RawMessage) error
 	// end validates what depends on the whole transcript.
 	end() (Info, error)
 }
 
-// lines validates JSON lines, the first of which was already read; end is the error that came with it.
-func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
+// checkLines validates the JSON lines of a transcript. line is the first line, which was already read, and end the
+// error with which it was read.
+func checkLines(in *bufio.Reader, line []byte, end error, f lineFormat) (Info, error) {
 	for n := 1; ; n++ {
 		if n > MaxEntries {
-			return Info{}, refuse(0, "has more than %d lines", MaxEntries)
+			return Info{}, refusedError(0, "has more than %d lines", MaxEntries)
 		}
 		if len(bytes.TrimSpace(line)) > 0 {
 			m, err := parseObject(line)
 			if err != nil && end != nil && !isTooDeep(line) && !json.Valid(line) {
-				return Info{}, refuse(n, "is cut off: copy the file again while the agent does not write to it")
+				return Info{}, refusedError(n, "is cut off: copy the file again while the agent does not write to it")
 			}
 			if err == nil {
 				err = f.checkLine(m)
 			}
 			if err != nil {
-				return Info{}, withLine(n, err)
+				return Info{}, setErrorLine(n, err)
 			}
 		}
 		if end != nil {
@@ -149,34 +152,34 @@ func lines(in *bufio.Reader, line []byte, end error, f form) (Info, error) {
 		}
 		line, end = readLine(in)
 		if end != nil && !errors.Is(end, io.EOF) {
-			return Info{}, withLine(n+1, end)
+			return Info{}, setErrorLine(n+1, end)
 		}
 	}
 }
 
-// parseObject returns the members of a line that must be a JSON object.
+// parseObject returns the members of a transcript line, which must be a JSON object.
 func parseObject(raw []byte) (map[string]json.RawMessage, error) {
 	switch {
 	case !utf8.Valid(raw):
-		return nil, refuse(0, "is not valid UTF-8")
+		return nil, refusedError(0, "is not valid UTF-8")
 	case isTooDeep(raw):
-		return nil, refuse(0, "is nested deeper than %d levels", MaxDepth)
+		return nil, refusedError(0, "is nested deeper than %d levels", MaxNestingDepth)
 	}
-	m, ok := members(raw)
+	m, ok := objectMembers(raw)
 	if !ok {
-		return nil, refuse(0, "must be a JSON object")
+		return nil, refusedError(0, "must be a JSON object")
 	}
 	return m, nil
 }
 
-func members(raw []byte) (m map[string]json.RawMessage, ok bool) {
+func objectMembers(raw []byte) (m map[string]json.RawMessage, ok bool) {
 	if isTooDeep(raw) {
 		return nil, false
 	}
 	return m, json.Unmarshal(raw, &m) == nil && m != nil
 }
 
-// isTooDeep reports whether JSON is nested deeper than MaxDepth. It does not recurse itself.
+// isTooDeep reports whether JSON is nested deeper than MaxNestingDepth. It does not recurse itself.
 func isTooDeep(raw []byte) bool {
 	depth, inText := 0, false
 	for i := 0; i < len(raw); i++ {
@@ -187,7 +190,7 @@ func isTooDeep(raw []byte) bool {
 			inText = !inText
 		case inText:
 		case c == '{' || c == '[':
-			if depth++; depth > MaxDepth {
+			if depth++; depth > MaxNestingDepth {
 				return true
 			}
 		case c == '}' || c == ']':
@@ -197,8 +200,8 @@ func isTooDeep(raw []byte) bool {
 	return false
 }
 
-// text returns the value of a JSON string, or "" for other values.
-func text(raw json.RawMessage) string {
+// stringValue returns the value of a JSON string, or "" for other values.
+func stringValue(raw json.RawMessage) string {
 	var s string
 	if json.Unmarshal(raw, &s) != nil {
 		return ""
@@ -206,21 +209,21 @@ func text(raw json.RawMessage) string {
 	return s
 }
 
-func inner(raw json.RawMessage) map[string]json.RawMessage {
-	m, _ := members(raw)
+func innerObject(raw json.RawMessage) map[string]json.RawMessage {
+	m, _ := objectMembers(raw)
 	return m
 }
 
 var (
-	uuidForm = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-	wordForm = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
+	uuidPattern       = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+	openCodeIDPattern = regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`)
 )
 
 // uuid is the binary form of a UUID.
 type uuid [16]byte
 
 func parseUUID(s string) (id uuid, ok bool) {
-	if !uuidForm.MatchString(s) {
+	if !uuidPattern.MatchString(s) {
 		return id, false
 	}
 	n := 0
@@ -239,62 +242,62 @@ func parseUUID(s string) (id uuid, ok bool) {
 	return id, true
 }
 
-// claude is the form of a session file of Claude Code.
-type claude struct {
+// claudeFormat validates the lines of a session file of Claude Code.
+type claudeFormat struct {
 	info    Info
 	seen    map[uuid]bool
 	parents map[uuid]int // the first line that names each parent
 	n       int
 }
 
-func newClaude() *claude {
-	return &claude{info: Info{Architecture: architecture.ClaudeCode}, seen: map[uuid]bool{}, parents: map[uuid]int{}}
+func newClaudeFormat() *claudeFormat {
+	return &claudeFormat{info: Info{Architecture: architecture.ClaudeCode}, seen: map[uuid]bool{}, parents: map[uuid]int{}}
 }
 
-func (c *claude) checkLine(m map[string]json.RawMessage) error {
+func (c *claudeFormat) checkLine(m map[string]json.RawMessage) error {
 	c.n++
-	kind := text(m["type"])
+	kind := stringValue(m["type"])
 	if kind == "" {
-		return refuse(0, "type is missing; "+mustBeTranscript)
+		return refusedError(0, "type is missing; "+unknownFormatDetail)
 	}
 	if raw, ok := m["sessionId"]; ok {
-		session := text(raw)
-		if !uuidForm.MatchString(session) {
-			return refuse(0, "sessionId must be a UUID")
+		session := stringValue(raw)
+		if !uuidPattern.MatchString(session) {
+			return refusedError(0, "sessionId must be a UUID")
 		}
 		c.info.AgentSessionID = session
 	}
 	raw, ok := m["uuid"]
 	if !ok { // a line of the CLI that is not part of the conversation
 		if kind == "user" || kind == "assistant" {
-			return refuse(0, "uuid is missing")
+			return refusedError(0, "uuid is missing")
 		}
 		return nil
 	}
-	id, ok := parseUUID(text(raw))
+	id, ok := parseUUID(stringValue(raw))
 	if !ok {
-		return refuse(0, "uuid must be a UUID")
+		return refusedError(0, "uuid must be a UUID")
 	}
 	c.seen[id] = true
 	if parent, has := m["parentUuid"]; has && string(parent) != "null" {
-		id, ok := parseUUID(text(parent))
+		id, ok := parseUUID(stringValue(parent))
 		if !ok {
-			return refuse(0, "parentUuid must be null or a UUID")
+			return refusedError(0, "parentUuid must be null or a UUID")
 		}
 		if _, known := c.parents[id]; !known {
 			c.parents[id] = c.n
 		}
 	}
 	if kind == "user" || kind == "assistant" {
-		return c.checkMessage(kind, inner(m["message"]))
+		return c.checkMessage(kind, innerObject(m["message"]))
 	}
 	return nil
 }
 
-// checkMessage validates the field message of a line, which must have the role kind.
-func (c *claude) checkMessage(kind string, m map[string]json.RawMessage) error {
-	if text(m["role"]) != kind {
-		return refuse(0, "message.role must be %s", kind)
+// checkMessage validates the field message of a transcript line, which must have the role kind.
+func (c *claudeFormat) checkMessage(kind string, m map[string]json.RawMessage) error {
+	if stringValue(m["role"]) != kind {
+		return refusedError(0, "message.role must be %s", kind)
 	}
 	switch content := bytes.TrimSpace(m["content"]); {
 	case len(content) > 0 && content[0] == '"':
@@ -303,26 +306,26 @@ func (c *claude) checkMessage(kind string, m map[string]json.RawMessage) error {
 			Type string `json:"type"`
 		}
 		if json.Unmarshal(content, &blocks) != nil {
-			return refuse(0, "message.content must be a list of blocks")
+			return refusedError(0, "message.content must be a list of blocks")
 		}
 		if len(blocks) > 0 && blocks[0].Type == "tool_result" {
 			return nil
 		}
 	default:
-		return refuse(0, "message.content must be text or a list of blocks")
+		return refusedError(0, "message.content must be text or a list of blocks")
 	}
 	c.info.Messages++
 	return nil
 }
 
-func (c *claude) end() (Info, error) {
+func (c *claudeFormat) end() (Info, error) {
 	for id, line := range c.parents {
 		if !c.seen[id] {
-			return Info{}, refuse(line, "parentUuid is not the uuid of a line of the file: a part of the transcript is missing")
+			return Info{}, refusedError(line, "parentUuid is not the uuid of a line of the file: a part of the transcript is missing")
 		}
 	}
 	if c.info.AgentSessionID == "" {
-		return Info{}, refuse(0, mustBeTranscript)
+		return Info{}, refusedError(0, unknownFormatDetail)
 	}
 	return requireMessages(c.info)
 }
@@ -330,44 +333,44 @@ func (c *claude) end() (Info, error) {
 // requireMessages returns i, or an error if the transcript has no messages.
 func requireMessages(i Info) (Info, error) {
 	if i.Messages == 0 {
-		return Info{}, refuse(0, "has no messages to continue from")
+		return Info{}, refusedError(0, "has no messages to continue from")
 	}
 	return i, nil
 }
 
-// codex is the form of a rollout file of Codex.
-type codex struct {
+// codexFormat validates the lines of a rollout file of Codex.
+type codexFormat struct {
 	info Info
 	n    int
 }
 
-func (c *codex) checkLine(m map[string]json.RawMessage) error {
+func (c *codexFormat) checkLine(m map[string]json.RawMessage) error {
 	c.n++
-	kind, payload := text(m["type"]), inner(m["payload"])
+	kind, payload := stringValue(m["type"]), innerObject(m["payload"])
 	switch {
 	case kind == "":
-		return refuse(0, "type is missing; "+mustBeTranscript)
+		return refusedError(0, "type is missing; "+unknownFormatDetail)
 	case payload == nil:
-		return refuse(0, "payload must be a JSON object")
+		return refusedError(0, "payload must be a JSON object")
 	case c.n == 1 && kind != "session_meta":
-		return refuse(0, "type must be session_meta: the beginning of the transcript is missing")
+		return refusedError(0, "type must be session_meta: the beginning of the transcript is missing")
 	case c.n == 1:
-		return c.checkMeta(payload)
-	case kind == "response_item" && text(payload["type"]) == "message":
-		if role := text(payload["role"]); role == "user" || role == "assistant" {
+		return c.checkSessionMeta(payload)
+	case kind == "response_item" && stringValue(payload["type"]) == "message":
+		if role := stringValue(payload["role"]); role == "user" || role == "assistant" {
 			c.info.Messages++
 		}
 	}
 	return nil
 }
 
-func (c *codex) checkMeta(payload map[string]json.RawMessage) error {
-	id := text(payload["id"])
-	if !uuidForm.MatchString(id) {
-		return refuse(0, "payload.id must be a UUID")
+func (c *codexFormat) checkSessionMeta(payload map[string]json.RawMessage) error {
+	id := stringValue(payload["id"])
+	if !uuidPattern.MatchString(id) {
+		return refusedError(0, "payload.id must be a UUID")
 	}
 	c.info = Info{Architecture: architecture.Codex, AgentSessionID: id}
 	return nil
 }
 
-func (c *codex) end() (Info, error) { return requireMessages(c.info) }
+func (c *codexFormat) end() (Info, error) { return requireMessages(c.info) }

@@ -159,7 +159,7 @@ func TestCheck_HoldsNoMoreThanALine(t *testing.T) {
 		e := &endless{head: head}
 		_, err := transcript.Check(e)
 		var refused *transcript.Error
-		if !errors.As(err, &refused) || e.read > 2*transcript.MaxLine {
+		if !errors.As(err, &refused) || e.read > 2*transcript.MaxLineLength {
 			t.Errorf("%s: %v after %d bytes", name, err, e.read)
 		}
 	}

@@ -8,7 +8,7 @@ import (
 	"unicode/utf8"
 )
 
-// ellipsis is appended to a text that was truncated.
+// ellipsis is appended to a truncated text.
 const ellipsis = "…"
 
 // Prefix returns the longest prefix of s that has at most limit bytes and ends at the end of a character. A byte that
@@ -38,9 +38,9 @@ func Text(s string, limit int) string {
 	return Prefix(s, limit) + ellipsis
 }
 
-// Valid returns Text(s, limit) with each run of invalid bytes replaced by U+FFFD before it is measured, so that the
-// result can be stored as JSON or sent in a protobuf message.
-func Valid(s string, limit int) string { return Text(strings.ToValidUTF8(s, "\uFFFD"), limit) }
+// ValidText is like Text, but first replaces each run of invalid bytes by U+FFFD, so that the result can be stored as
+// JSON or sent in a protobuf message.
+func ValidText(s string, limit int) string { return Text(strings.ToValidUTF8(s, "\uFFFD"), limit) }
 
 // Quote returns Prefix(s, limit) as a Go string literal in ASCII, followed by "…" outside the quotes if s is longer.
 func Quote(s string, limit int) string {

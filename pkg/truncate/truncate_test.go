@@ -58,8 +58,8 @@ func TestText_MarksOnlyWhatWasTruncated(t *testing.T) {
 		"text as long as the limit":            {truncate.Text("héé", 5), "héé"},
 		"longer text":                          {truncate.Text("hééé", 4), "hé…"},
 		"text keeps invalid bytes":             {truncate.Text("a\xffbc", 3), "a\xffb…"},
-		"valid replaces invalid bytes":         {truncate.Valid("a\xff\xfeb", 10), "a\uFFFDb"},
-		"valid measures after the replacement": {truncate.Valid("\xffa\xffa\xffa", 8), "\uFFFDa\uFFFDa…"},
+		"valid replaces invalid bytes":         {truncate.ValidText("a\xff\xfeb", 10), "a\uFFFDb"},
+		"valid measures after the replacement": {truncate.ValidText("\xffa\xffa\xffa", 8), "\uFFFDa\uFFFDa…"},
 		"quote as long as the limit":           {truncate.Quote("é\n", 3), `"\u00e9\n"`},
 		"longer quote":                         {truncate.Quote("aéé", 4), `"a\u00e9"…`},
 		"quote escapes invalid bytes":          {truncate.Quote("a\xff", 4), `"a\xff"`},
@@ -96,7 +96,7 @@ func FuzzPrefix(f *testing.F) {
 		if same := string(truncate.Prefix([]byte(s), limit)); same != got {
 			t.Fatalf("Prefix of bytes is %q, of the string %q", same, got)
 		}
-		if v := truncate.Valid(s, limit); !utf8.ValidString(v) || len(v) > max(limit, 0)+len("…") {
+		if v := truncate.ValidText(s, limit); !utf8.ValidString(v) || len(v) > max(limit, 0)+len("…") {
 			t.Fatalf("Valid(%q, %d) = %q", s, limit, v)
 		}
 	})

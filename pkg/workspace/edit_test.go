@@ -18,7 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 )
 
-// editor is a runner that sends edits. Its files are a map as in workspacetest.Box; paths that end with a slash are
+// editor is a runner that sends edits. Its files are a map as in workspacetest.FakeSandbox; paths that end with a slash are
 // folders.
 type editor struct {
 	tree map[string]string
@@ -27,8 +27,8 @@ type editor struct {
 	full bool // send the id with edits too
 }
 
-func (r *editor) box() *workspacetest.Box {
-	return &workspacetest.Box{Runner: func(_ []string, stdin io.Reader, stdout, stderr io.Writer) int {
+func (r *editor) box() *workspacetest.FakeSandbox {
+	return &workspacetest.FakeSandbox{Runner: func(_ []string, stdin io.Reader, stdout, stderr io.Writer) int {
 		if err := r.run(wire.NewReader(stdin), wire.NewWriter(stdout)); err != nil {
 			_, _ = fmt.Fprintf(stderr, "runner: %v\n", err)
 			return 1
@@ -45,16 +45,16 @@ func entriesOf(tree map[string]string) map[string]wire.Entry {
 		dir := strings.TrimSuffix(path, "/")
 		for i := range len(dir) {
 			if dir[i] == '/' && strings.Contains(dir[:i], "/") {
-				out[dir[:i]] = wire.Entry{Path: dir[:i], Kind: wire.Dir, Mode: 0o755, ModTime: when}
+				out[dir[:i]] = wire.Entry{Path: dir[:i], Kind: wire.KindDir, Mode: 0o755, ModTime: when}
 			}
 		}
 		if dir != path {
-			out[dir] = wire.Entry{Path: dir, Kind: wire.Dir, Mode: 0o755, ModTime: when}
+			out[dir] = wire.Entry{Path: dir, Kind: wire.KindDir, Mode: 0o755, ModTime: when}
 			continue
 		}
-		e := wire.Entry{Path: path, Kind: wire.File, Mode: 0o644, ModTime: when, Size: int64(len(content))}
-		for i := range wire.Blocks(e.Size) {
-			e.Blocks = append(e.Blocks, wire.Sum([]byte(content[i*wire.BlockSize:][:e.BlockLen(i)])))
+		e := wire.Entry{Path: path, Kind: wire.KindFile, Mode: 0o644, ModTime: when, Size: int64(len(content))}
+		for i := range wire.BlockCount(e.Size) {
+			e.Blocks = append(e.Blocks, wire.HashOf([]byte(content[i*wire.BlockSize:][:e.BlockLength(i)])))
 		}
 		out[path] = e
 	}
@@ -62,7 +62,7 @@ func entriesOf(tree map[string]string) map[string]wire.Entry {
 }
 
 func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
-	hello, err := in.Greet()
+	hello, err := in.ReadHello()
 	if err != nil {
 		return err
 	}
@@ -73,11 +73,11 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 	if hello.Base == r.base {
 		base = r.base
 	}
-	if err := errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true}), out.JSON(wire.FrameFound, wire.Found{Base: base, Known: base == ""}), out.Flush()); err != nil {
+	if err := errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}), out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{Base: base, Known: base == ""}), out.Flush()); err != nil {
 		return err
 	}
 	known := map[wire.Hash]bool{}
-	for t := wire.FrameKnown; t != wire.FrameGo; {
+	for t := wire.FrameKnownHashes; t != wire.FrameGo; {
 		var content []byte
 		if t, content, err = in.Next(); err != nil {
 			return err
@@ -92,7 +92,7 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 	}
 	end := wire.End{Full: base == "" || r.full}
 	for path, e := range now {
-		end.Files += map[wire.Kind]uint32{wire.File: 1}[e.Kind]
+		end.Files += map[wire.EntryKind]uint32{wire.KindFile: 1}[e.Kind]
 		end.Bytes += uint64(e.Size) //nolint:gosec // a length is not negative
 		old, ok := before[path]
 		if ok && old.Kind == e.Kind && slices.Equal(old.Blocks, e.Blocks) {
@@ -102,20 +102,20 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 			if known[h] || slices.Contains(old.Blocks, h) {
 				continue
 			}
-			if err := out.Frame(wire.FrameBlock, []byte(r.tree[path][i*wire.BlockSize:][:e.BlockLen(i)])); err != nil {
+			if err := out.WriteFrame(wire.FrameBlock, []byte(r.tree[path][i*wire.BlockSize:][:e.BlockLength(i)])); err != nil {
 				return err
 			}
 		}
-		if err := out.Entry(&e); err != nil {
+		if err := out.WriteEntry(&e); err != nil {
 			return err
 		}
 	}
 	for path := range before {
-		parent, _ := wire.Split(path)
+		parent, _ := wire.SplitPath(path)
 		_, had := before[parent]
 		_, has := now[parent]
 		if _, ok := now[path]; !ok && (!had || has) { // a folder is gone with everything below it
-			if err := out.Frame(wire.FrameGone, []byte(path)); err != nil {
+			if err := out.WriteFrame(wire.FrameRemoved, []byte(path)); err != nil {
 				return err
 			}
 		}
@@ -123,11 +123,11 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 	if end.Full {
 		end.ID = partsID(now)
 	}
-	if err := errors.Join(out.JSON(wire.FrameEnd, end), out.Flush()); err != nil {
+	if err := errors.Join(out.WriteJSON(wire.FrameEnd, end), out.Flush()); err != nil {
 		return err
 	}
-	var named wire.Named
-	if err := in.Expect(wire.FrameNamed, &named); err != nil {
+	var named wire.StoredSnapshot
+	if err := in.Expect(wire.FrameStoredSnapshot, &named); err != nil {
 		return err
 	}
 	r.base, r.sent = named.ID, now
@@ -136,11 +136,11 @@ func (r *editor) run(in *wire.Reader, out *wire.Writer) error {
 
 // partsID computes the id of a tree of version 2.
 func partsID(entries map[string]wire.Entry) string {
-	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
-	var cut wire.Cutter
-	for _, path := range slices.SortedFunc(maps.Keys(entries), wire.ComparePart) {
+	id, part, open := wire.NewTreeIDHash(), wire.NewPartHash(), false
+	var cut wire.PartCutter
+	for _, path := range slices.SortedFunc(maps.Keys(entries), wire.ComparePartOrder) {
 		e := entries[path]
-		line, err := e.Line()
+		line, err := e.CanonicalLine()
 		if err != nil {
 			panic(err)
 		}
@@ -149,7 +149,7 @@ func partsID(entries map[string]wire.Entry) string {
 			id.Add(part.Sum())
 			part = wire.NewPartHash()
 		}
-		part.Add(wire.Sum(line))
+		part.Add(wire.HashOf(line))
 		if open = !ends; ends {
 			id.Add(part.Sum())
 			part = wire.NewPartHash()
@@ -169,11 +169,11 @@ func filesOf(tree map[string]string) map[string]string {
 }
 
 // TestEdits_MakeTheTreeOfAWholeSnapshot tests random edits: their snapshot has the id of a snapshot of the whole tree,
-// is restored as that tree, and needs no object but those that Packs names.
+// is restored as that tree, and needs no object but those that PackNames returns.
 func TestEdits_MakeTheTreeOfAWholeSnapshot(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		store, r := &workspacetest.Memory{}, &editor{tree: map[string]string{}}
+		store, r := &workspacetest.MemoryStore{}, &editor{tree: map[string]string{}}
 		o := workspace.Options{Tenant: tenant, Session: session}
 		many := rapid.IntRange(0, 1500).Draw(rt, "files")
 		for i := range many {
@@ -198,15 +198,15 @@ func TestEdits_MakeTheTreeOfAWholeSnapshot(t *testing.T) {
 }
 
 // checkAlone tests that a snapshot can be restored from the objects that it names.
-func checkAlone(t *testing.T, rt *rapid.T, store *workspacetest.Memory, id string, want map[string]string) {
+func checkAlone(t *testing.T, rt *rapid.T, store *workspacetest.MemoryStore, id string, want map[string]string) {
 	t.Helper()
-	packs, err := workspace.Packs(t.Context(), store, tenant, session, id)
+	packs, err := workspace.PackNames(t.Context(), store, tenant, session, id)
 	if err != nil {
 		rt.Fatal(err)
 	}
-	alone := &workspacetest.Memory{}
-	for _, name := range append(packs, workspace.Name(tenant, session, id)) {
-		alone.Set(name, store.Object(name))
+	alone := &workspacetest.MemoryStore{}
+	for _, name := range append(packs, workspace.ManifestName(tenant, session, id)) {
+		alone.SetObject(name, store.GetObject(name))
 	}
 	m, err := workspace.Open(t.Context(), alone, tenant, session, id)
 	if err != nil {
@@ -215,7 +215,7 @@ func checkAlone(t *testing.T, rt *rapid.T, store *workspacetest.Memory, id strin
 	if named := m.Objects(); !slices.Equal(named, packs) {
 		rt.Fatalf("objects %v, packs %v", named, packs)
 	}
-	to := &workspacetest.Box{}
+	to := &workspacetest.FakeSandbox{}
 	if _, err := workspace.Restore(t.Context(), to, alone, tenant, session, id); err != nil || !maps.Equal(to.Tree, want) {
 		rt.Fatalf("restored %d files, want %d: %v", len(to.Tree), len(want), err)
 	}
@@ -254,12 +254,12 @@ func editTree(rt *rapid.T, tree map[string]string, turn int) {
 	case "remove":
 		removeBelow(path)
 	case "remove folder":
-		folder, _ := wire.Split(path)
+		folder, _ := wire.SplitPath(path)
 		if strings.Contains(folder, "/") {
 			removeBelow(folder)
 		}
 	case "move":
-		folder, _ := wire.Split(path)
+		folder, _ := wire.SplitPath(path)
 		to := "workspace/moved" + fmt.Sprint(turn)
 		if !strings.Contains(folder, "/") {
 			return
@@ -284,7 +284,7 @@ func TestEdits_StoreLittle(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			store, r := &workspacetest.Memory{}, &editor{tree: map[string]string{"state/log": "1"}}
+			store, r := &workspacetest.MemoryStore{}, &editor{tree: map[string]string{"state/log": "1"}}
 			for i := range 20_000 {
 				r.tree[path(i)] = fmt.Sprint(i)
 			}
@@ -293,19 +293,19 @@ func TestEdits_StoreLittle(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := len(store.Names()); n > 4 {
+			if n := len(store.ObjectNames()); n > 4 {
 				t.Errorf("the first snapshot stored %d objects", n)
 			}
 			o.Previous = first.ID
 			for turn := range 18 { // at turn 16 packs are merged
 				r.tree[path(turn*7%20_000)], r.tree["state/log"] = fmt.Sprint("changed ", turn), fmt.Sprint(turn)
-				gets, names := store.Gets(), len(store.Names())
+				gets, names := store.GetCount(), len(store.ObjectNames())
 				one, err := workspace.Snapshot(t.Context(), r.box(), store, o)
 				if err != nil {
 					t.Fatal(err)
 				}
-				if one.Stored-one.Repacked > 150<<10 || len(store.Names())-names > 3 {
-					t.Errorf("turn %d: stored %d bytes, %d again, in %d objects, with %d reads", turn, one.Stored, one.Repacked, len(store.Names())-names, store.Gets()-gets)
+				if one.Stored-one.Repacked > 150<<10 || len(store.ObjectNames())-names > 3 {
+					t.Errorf("turn %d: stored %d bytes, %d again, in %d objects, with %d reads", turn, one.Stored, one.Repacked, len(store.ObjectNames())-names, store.GetCount()-gets)
 				}
 				o.Previous = one.ID
 			}
@@ -319,22 +319,22 @@ func TestEdits_StoreLittle(t *testing.T) {
 // TestEdits_AreTakenAgainAsAWhole tests that an editor whose base is not what the host has does not make a wrong snapshot.
 func TestEdits_AreTakenAgainAsAWhole(t *testing.T) {
 	t.Parallel()
-	fill := func(t *testing.T) (*workspacetest.Memory, *editor, workspace.Options) {
+	fill := func(t *testing.T) (*workspacetest.MemoryStore, *editor, workspace.Options) {
 		t.Helper()
-		store, r := &workspacetest.Memory{}, &editor{tree: map[string]string{"workspace/a": "1", "workspace/b/c": random(9, 2<<20)}}
+		store, r := &workspacetest.MemoryStore{}, &editor{tree: map[string]string{"workspace/a": "1", "workspace/b/c": random(9, 2<<20)}}
 		first, err := workspace.Snapshot(t.Context(), r.box(), store, workspace.Options{Tenant: tenant, Session: session})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return store, r, workspace.Options{Tenant: tenant, Session: session, Previous: first.ID}
 	}
-	check := func(t *testing.T, store *workspacetest.Memory, r *editor, o workspace.Options) workspace.Result {
+	check := func(t *testing.T, store *workspacetest.MemoryStore, r *editor, o workspace.Options) workspace.Result {
 		t.Helper()
 		got, err := workspace.Snapshot(t.Context(), r.box(), store, o)
 		if err != nil || got.ID != partsID(entriesOf(r.tree)) {
 			t.Fatalf("%+v %v", got, err)
 		}
-		to := &workspacetest.Box{}
+		to := &workspacetest.FakeSandbox{}
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, got.ID); err != nil || !maps.Equal(to.Tree, filesOf(r.tree)) {
 			t.Errorf("restored %d files: %v", len(to.Tree), err)
 		}
@@ -352,9 +352,9 @@ func TestEdits_AreTakenAgainAsAWhole(t *testing.T) {
 	t.Run("a part is corrupt", func(t *testing.T) {
 		t.Parallel()
 		store, r, o := fill(t)
-		for _, name := range store.Names() {
+		for _, name := range store.ObjectNames() {
 			if strings.Contains(name, "/p-") {
-				store.Set(name, []byte("x"))
+				store.SetObject(name, []byte("x"))
 			}
 		}
 		r.tree["workspace/a"] = "2"
@@ -365,7 +365,7 @@ func TestEdits_AreTakenAgainAsAWhole(t *testing.T) {
 	t.Run("version 1", func(t *testing.T) {
 		t.Parallel()
 		store, r, o := fill(t)
-		o.Previous = workspacetest.Fill(t, store, tenant, session, map[string]string{"b/c": random(9, 2<<20)})
+		o.Previous = workspacetest.StoreSnapshot(t, store, tenant, session, map[string]string{"b/c": random(9, 2<<20)})
 		if got := check(t, store, r, o); got.NewBytes != 1 {
 			t.Errorf("content of a snapshot of version 1 was stored again: %+v", got)
 		}
@@ -373,12 +373,12 @@ func TestEdits_AreTakenAgainAsAWhole(t *testing.T) {
 	t.Run("a runner before edits", func(t *testing.T) {
 		t.Parallel()
 		store, _, o := fill(t)
-		box := &workspacetest.Box{Tree: map[string]string{"workspace/b/c": random(9, 2<<20)}}
+		box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/b/c": random(9, 2<<20)}}
 		got, err := workspace.Snapshot(t.Context(), box, store, o)
 		if err != nil || got.NewBytes != 0 {
 			t.Fatalf("%+v %v", got, err)
 		}
-		to := &workspacetest.Box{}
+		to := &workspacetest.FakeSandbox{}
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, got.ID); err != nil || !maps.Equal(to.Tree, box.Tree) {
 			t.Errorf("restored %d files: %v", len(to.Tree), err)
 		}
@@ -389,17 +389,19 @@ func TestEdits_AreTakenAgainAsAWhole(t *testing.T) {
 func TestEdits_RefusesForgedOutputOfRunners(t *testing.T) {
 	t.Parallel()
 	entry := func(path string, more ...func(*wire.Entry)) func(out *wire.Writer) error {
-		e := wire.Entry{Path: path, Kind: wire.Dir, Mode: 0o755}
+		e := wire.Entry{Path: path, Kind: wire.KindDir, Mode: 0o755}
 		for _, m := range more {
 			m(&e)
 		}
-		return func(out *wire.Writer) error { return out.Entry(&e) }
+		return func(out *wire.Writer) error { return out.WriteEntry(&e) }
 	}
 	gone := func(path string) func(out *wire.Writer) error {
-		return func(out *wire.Writer) error { return out.Frame(wire.FrameGone, []byte(path)) }
+		return func(out *wire.Writer) error { return out.WriteFrame(wire.FrameRemoved, []byte(path)) }
 	}
-	end := func(out *wire.Writer) error { return out.JSON(wire.FrameEnd, wire.End{}) }
-	file := func(e *wire.Entry) { e.Kind, e.Size, e.Blocks = wire.File, 1, []wire.Hash{wire.Sum([]byte("x"))} }
+	end := func(out *wire.Writer) error { return out.WriteJSON(wire.FrameEnd, wire.End{}) }
+	file := func(e *wire.Entry) {
+		e.Kind, e.Size, e.Blocks = wire.KindFile, 1, []wire.Hash{wire.HashOf([]byte("x"))}
+	}
 	for name, c := range map[string]struct {
 		base string
 		say  []func(out *wire.Writer) error
@@ -409,21 +411,21 @@ func TestEdits_RefusesForgedOutputOfRunners(t *testing.T) {
 		"a path outside":        {"", []func(*wire.Writer) error{entry("workspace/../x")}, `path element ".."`},
 		"another tree":          {"", []func(*wire.Writer) error{entry("home/x")}, "neither workspace/ nor state/"},
 		"no parent":             {"", []func(*wire.Writer) error{entry("workspace/a/b"), end}, "parent"},
-		"below a link":          {"", []func(*wire.Writer) error{entry("workspace/a", func(e *wire.Entry) { e.Kind, e.Target, e.Mode = wire.Symlink, "/etc", 0 }), entry("workspace/a/b"), end}, "parent"},
+		"below a link":          {"", []func(*wire.Writer) error{entry("workspace/a", func(e *wire.Entry) { e.Kind, e.Target, e.Mode = wire.KindSymlink, "/etc", 0 }), entry("workspace/a/b"), end}, "parent"},
 		"twice":                 {"", []func(*wire.Writer) error{entry("workspace/a"), entry("workspace/a"), end}, "sent twice"},
 		"setuid":                {"", []func(*wire.Writer) error{entry("workspace/a", func(e *wire.Entry) { e.Mode = 0o4755 })}, "permission bits"},
 		"content not sent":      {"", []func(*wire.Writer) error{entry("workspace/a", file), end}, "was not sent"},
 		"content of another":    {"base", []func(*wire.Writer) error{entry("workspace/other", file), end}, "was not sent"},
 		"below a removed one":   {"base", []func(*wire.Writer) error{gone("workspace/d"), entry("workspace/d/n"), end}, "parent"},
-		"in place of a folder":  {"base", []func(*wire.Writer) error{entry("workspace/d", func(e *wire.Entry) { e.Kind, e.Size = wire.File, 0 }), entry("workspace/d/n"), end}, "parent"},
+		"in place of a folder":  {"base", []func(*wire.Writer) error{entry("workspace/d", func(e *wire.Entry) { e.Kind, e.Size = wire.KindFile, 0 }), entry("workspace/d/n"), end}, "parent"},
 		"removal of a tree":     {"base", []func(*wire.Writer) error{gone("workspace")}, "cannot be removed"},
 		"removal outside":       {"base", []func(*wire.Writer) error{gone("home/x")}, "cannot be removed"},
 		"no end":                {"base", []func(*wire.Writer) error{entry("workspace/n")}, "cut off"},
-		"a whole that is other": {"", []func(*wire.Writer) error{entry("workspace/a"), func(out *wire.Writer) error { return out.JSON(wire.FrameEnd, wire.End{Full: true, ID: "m-1"}) }}, "the runner reports"},
+		"a whole that is other": {"", []func(*wire.Writer) error{entry("workspace/a"), func(out *wire.Writer) error { return out.WriteJSON(wire.FrameEnd, wire.End{Full: true, ID: "m-1"}) }}, "the runner reports"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			store, honest := &workspacetest.Memory{}, &editor{tree: map[string]string{"workspace/f": "x", "workspace/d/f": "y"}}
+			store, honest := &workspacetest.MemoryStore{}, &editor{tree: map[string]string{"workspace/f": "x", "workspace/d/f": "y"}}
 			o := workspace.Options{Tenant: tenant, Session: session}
 			if c.base == "base" {
 				first, err := workspace.Snapshot(t.Context(), honest.box(), store, o)
@@ -432,15 +434,15 @@ func TestEdits_RefusesForgedOutputOfRunners(t *testing.T) {
 				}
 				c.base, o.Previous = first.ID, first.ID
 			}
-			before := store.Names()
-			box := &workspacetest.Box{Runner: func(_ []string, in io.Reader, stdout, _ io.Writer) int {
+			before := store.ObjectNames()
+			box := &workspacetest.FakeSandbox{Runner: func(_ []string, in io.Reader, stdout, _ io.Writer) int {
 				drained := make(chan struct{})
 				go func() {
 					defer close(drained)
 					_, _ = io.Copy(io.Discard, in)
 				}()
 				out := wire.NewWriter(stdout)
-				_ = errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true}), out.JSON(wire.FrameFound, wire.Found{Base: c.base}))
+				_ = errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}), out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{Base: c.base}))
 				for _, f := range c.say {
 					_ = f(out) // the host may have closed the pipe
 				}
@@ -453,8 +455,8 @@ func TestEdits_RefusesForgedOutputOfRunners(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
-			if !slices.Equal(store.Names(), before) {
-				t.Errorf("stored %v", store.Names())
+			if !slices.Equal(store.ObjectNames(), before) {
+				t.Errorf("stored %v", store.ObjectNames())
 			}
 		})
 	}
@@ -462,14 +464,14 @@ func TestEdits_RefusesForgedOutputOfRunners(t *testing.T) {
 
 func TestOpen_RefusesALaterVersion(t *testing.T) {
 	t.Parallel()
-	store, r := &workspacetest.Memory{}, &editor{tree: map[string]string{"workspace/f": "x"}}
+	store, r := &workspacetest.MemoryStore{}, &editor{tree: map[string]string{"workspace/f": "x"}}
 	first, err := workspace.Snapshot(t.Context(), r.box(), store, workspace.Options{Tenant: tenant, Session: session})
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := workspace.Name(tenant, session, first.ID)
-	for what, object := range map[string]string{"version 3": `{"spoolWorkspace":3}` + "\n", "not a manifest": "hello\n", "unexpected EOF": wire.Header2 + "\n{"} {
-		store.Set(name, compress(t, object))
+	name := workspace.ManifestName(tenant, session, first.ID)
+	for what, object := range map[string]string{"version 3": `{"spoolWorkspace":3}` + "\n", "not a manifest": "hello\n", "unexpected EOF": wire.HeaderV2 + "\n{"} {
+		store.SetObject(name, compress(t, object))
 		if _, err := workspace.Open(t.Context(), store, tenant, session, first.ID); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("got %v, want %q", err, what)
 		}

@@ -17,7 +17,7 @@ func TestOpen_ReadsEveryVersion(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{"workspace/a": "content of a", "workspace/dir/b": "", "workspace/dir/\xff": "raw", "state/log": "record"}
 	for _, version := range []string{"version1", "version2"} {
-		store, id := &workspacetest.Memory{}, ""
+		store, id := &workspacetest.MemoryStore{}, ""
 		dir := filepath.Join("testdata", "golden", version)
 		objects, err := os.ReadDir(dir)
 		if err != nil {
@@ -28,16 +28,16 @@ func TestOpen_ReadsEveryVersion(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			store.Set(workspace.Name(tenant, session, o.Name()), content)
+			store.SetObject(workspace.ManifestName(tenant, session, o.Name()), content)
 			if strings.HasPrefix(o.Name(), "m-") {
 				id = o.Name()
 			}
 		}
-		box := &workspacetest.Box{}
+		box := &workspacetest.FakeSandbox{}
 		if _, err := workspace.Restore(t.Context(), box, store, tenant, session, id); err != nil || !maps.Equal(box.Tree, want) {
 			t.Errorf("%s: restored %q: %v", version, box.Tree, err)
 		}
-		packs, err := workspace.Packs(t.Context(), store, tenant, session, id)
+		packs, err := workspace.PackNames(t.Context(), store, tenant, session, id)
 		if err != nil || len(packs) != len(objects)-1 {
 			t.Errorf("%s: packs %q: %v", version, packs, err)
 		}

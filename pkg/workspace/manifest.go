@@ -20,23 +20,24 @@ const (
 	// packSize is the maximum size of a pack in bytes. An object is read from its start, so a small pack makes
 	// reading a file cheap.
 	packSize = 8 << 20
-	// maxManifest is the maximum size in bytes of a tree's canonical form and of the locations of its blocks.
-	maxManifest = 256 << 20
-	// packPrefix is the prefix of the names of packs.
+	// maxManifestSize is the maximum size in bytes of a tree's canonical form and of the locations of its blocks in a
+	// manifest.
+	maxManifestSize = 256 << 20
+	// packPrefix is the prefix of the names of the objects that are packs.
 	packPrefix = "p-"
 )
 
 // Manifest is the list of the files, folders and links of a snapshot, with the location of their content.
 type Manifest struct {
-	ID      string
-	prefix  string // tenant/session/
-	entries []Entry
-	packs   []pack
-	places  map[wire.Hash]place
-	parts   *parts // of version 2; nil for version 1
+	ID        string
+	prefix    string // tenant/session/
+	entries   []Entry
+	packs     []pack
+	locations map[wire.Hash]blockLocation
+	parts     *partsManifest // of version 2; nil for version 1
 }
 
-// pack is an object that contains blocks, one after the other.
+// pack is an object that contains blocks of files, one after the other.
 type pack struct {
 	hash wire.Hash
 	size int64
@@ -44,8 +45,8 @@ type pack struct {
 
 func (p pack) name(prefix string) string { return prefix + packPrefix + p.hash.String() }
 
-// place is the location of a block: a pack, the offset in it and the block's length in bytes.
-type place struct {
+// blockLocation is the location of a block: a pack, the offset in it and the block's length in bytes.
+type blockLocation struct {
 	pack, offset, length int32
 }
 
@@ -58,28 +59,28 @@ func (m *Manifest) Objects() []string {
 	return names
 }
 
-// packLine is the line of a pack in the manifest, after the tree.
+// packLine is the JSON line that describes a pack in a manifest, after the tree.
 type packLine struct {
 	Pack   wire.Hash `json:"pack"`
 	Size   int64     `json:"size"`
 	Blocks []int32   `json:"blocks"` // pairs of a block's number, in order of first mention, and its offset
 }
 
-// blocks calls f once for each block, in order of first mention.
-func (m *Manifest) blocks(f func(h wire.Hash, length int)) {
-	seen := make(map[wire.Hash]struct{}, len(m.places))
+// forEachBlock calls f once for each distinct block of the snapshot, in the order in which entries first refer to it.
+func (m *Manifest) forEachBlock(f func(h wire.Hash, length int)) {
+	seen := make(map[wire.Hash]struct{}, len(m.locations))
 	for i := range m.entries {
 		e := &m.entries[i]
 		for n, h := range e.Blocks {
 			if _, ok := seen[h]; !ok {
 				seen[h] = struct{}{}
-				f(h, e.BlockLen(n))
+				f(h, e.BlockLength(n))
 			}
 		}
 	}
 }
 
-// encode returns the manifest's object: the canonical form of the tree and the packs, compressed.
+// encode returns the content of the manifest's object: the canonical form of the tree and the packs, compressed.
 func (m *Manifest) encode() ([]byte, error) {
 	var out bytes.Buffer
 	z, err := zstd.NewWriter(&out, zstd.WithEncoderConcurrency(1))
@@ -88,11 +89,11 @@ func (m *Manifest) encode() ([]byte, error) {
 	}
 	w := bufio.NewWriter(z)
 	lines := json.NewEncoder(w)
-	if _, err := w.WriteString(wire.Header + "\n"); err != nil {
+	if _, err := w.WriteString(wire.HeaderV1 + "\n"); err != nil {
 		return nil, err
 	}
 	for i := range m.entries {
-		line, err := m.entries[i].Line()
+		line, err := m.entries[i].CanonicalLine()
 		if err != nil {
 			return nil, err
 		}
@@ -105,8 +106,8 @@ func (m *Manifest) encode() ([]byte, error) {
 		packs[i] = packLine{Pack: p.hash, Size: p.size}
 	}
 	number := int32(0)
-	m.blocks(func(h wire.Hash, _ int) {
-		at := m.places[h]
+	m.forEachBlock(func(h wire.Hash, _ int) {
+		at := m.locations[h]
 		packs[at.pack].Blocks = append(packs[at.pack].Blocks, number, at.offset)
 		number++
 	})
@@ -121,13 +122,13 @@ func (m *Manifest) encode() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Open reads the manifest of a snapshot. It returns ErrNotFound if it does not exist, and a *CorruptError if
-// its content does not match its name.
+// Open reads the manifest of a snapshot. It returns ErrNotFound if the snapshot does not exist, and a *CorruptError if
+// the manifest does not match its name.
 func Open(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
 	m, err := openManifest(ctx, store, tenant, session, id)
 	if err == nil && m.parts != nil {
-		if err = m.load(ctx, store); err != nil {
-			err = fmt.Errorf("open snapshot %s: %w", Name(tenant, session, id), err)
+		if err = m.loadParts(ctx, store); err != nil {
+			err = fmt.Errorf("open snapshot %s: %w", ManifestName(tenant, session, id), err)
 		}
 	}
 	if err != nil {
@@ -138,16 +139,16 @@ func Open(ctx context.Context, store Store, tenant, session, id string) (*Manife
 
 // openManifest is like Open, but does not read the parts of a manifest of version 2.
 func openManifest(ctx context.Context, store Store, tenant, session, id string) (*Manifest, error) {
-	if err := check(tenant, session, id); err != nil {
+	if err := checkNameParts(tenant, session, id); err != nil {
 		return nil, err
 	}
-	name := Name(tenant, session, id)
+	name := ManifestName(tenant, session, id)
 	r, err := store.Get(ctx, name)
 	if err != nil {
 		return nil, fmt.Errorf("open snapshot %s: %w", name, err)
 	}
-	from := &source{r: r}
-	m := &Manifest{ID: id, prefix: Name(tenant, session, "")}
+	from := &errorRecorder{r: r}
+	m := &Manifest{ID: id, prefix: ManifestName(tenant, session, "")}
 	err = errors.Join(m.decode(from), r.Close())
 	switch {
 	case from.err != nil:
@@ -158,14 +159,14 @@ func openManifest(ctx context.Context, store Store, tenant, session, id string) 
 	return m, nil
 }
 
-// decode reads the form of encode into m. It returns an error if the content is not that of the id of m.
+// decode reads a manifest that encode has written into m. It returns an error if the content does not have the id of m.
 func (m *Manifest) decode(r io.Reader) error {
 	z, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(64<<20))
 	if err != nil {
 		return err
 	}
 	defer z.Close()
-	plain := bufio.NewReader(io.LimitReader(z, 2*maxManifest))
+	plain := bufio.NewReader(io.LimitReader(z, 2*maxManifestSize))
 	version, err := readHeader(plain)
 	if err != nil {
 		return err
@@ -176,7 +177,7 @@ func (m *Manifest) decode(r io.Reader) error {
 	}
 	lines := bufio.NewScanner(plain)
 	lines.Buffer(make([]byte, 64<<10), 64<<20) // the line of a pack with many small blocks is long
-	tree := wire.NewTree()
+	tree := wire.NewTreeValidator()
 	var packs []packLine
 	for lines.Scan() {
 		if bytes.HasPrefix(lines.Bytes(), []byte(`{"pack"`)) {
@@ -202,18 +203,18 @@ func (m *Manifest) decode(r io.Reader) error {
 	if got := tree.ID(); got != m.ID {
 		return fmt.Errorf("the tree has the hash %s", got)
 	}
-	return m.locate(packs)
+	return m.setBlockLocations(packs)
 }
 
-// locate sets m.packs and m.places from the packs of the manifest's object.
-func (m *Manifest) locate(packs []packLine) error {
+// setBlockLocations sets m.packs and the locations of all blocks from the packs of the manifest's object.
+func (m *Manifest) setBlockLocations(packs []packLine) error {
 	type block struct {
 		hash   wire.Hash
 		length int
 	}
 	var list []block
-	m.blocks(func(h wire.Hash, length int) { list = append(list, block{h, length}) })
-	m.places = make(map[wire.Hash]place, len(list))
+	m.forEachBlock(func(h wire.Hash, length int) { list = append(list, block{h, length}) })
+	m.locations = make(map[wire.Hash]blockLocation, len(list))
 	for n, p := range packs {
 		if p.Size < 0 || p.Size > packSize || len(p.Blocks)%2 != 0 {
 			return fmt.Errorf("pack %s: invalid line", p.Pack)
@@ -224,56 +225,57 @@ func (m *Manifest) locate(packs []packLine) error {
 			if b < 0 || int(b) >= len(list) || offset < 0 || int64(offset)+int64(list[b].length) > p.Size {
 				return fmt.Errorf("pack %s: does not contain block %d", p.Pack, b)
 			}
-			m.places[list[b].hash] = place{int32(n), offset, int32(list[b].length)} //nolint:gosec // bounded by maxManifest and BlockSize
+			m.locations[list[b].hash] = blockLocation{int32(n), offset, int32(list[b].length)} //nolint:gosec // bounded by maxManifestSize and BlockSize
 		}
 	}
-	if len(m.places) != len(list) {
-		return fmt.Errorf("%d blocks are in no pack", len(list)-len(m.places))
+	if len(m.locations) != len(list) {
+		return fmt.Errorf("%d blocks are in no pack", len(list)-len(m.locations))
 	}
 	return nil
 }
 
-// List returns the entries below a folder of the workspace ("" for all), sorted by path in the order of a walk,
-// with paths relative to the workspace. It returns ErrNotFound if the folder does not exist.
+// List returns the entries of the snapshot below a folder of the workspace ("" for all), in the order of a depth-first
+// walk, with paths relative to the workspace. It returns ErrNotFound if the folder does not exist.
 func (m *Manifest) List(dir string) ([]Entry, error) {
 	at := 0
-	prefix := wire.Workspace + "/"
+	prefix := wire.TreeWorkspace + "/"
 	if dir != "" {
-		e, i, err := m.find(dir)
+		e, i, err := m.findEntry(dir)
 		if err != nil {
 			return nil, err
 		}
-		if e.Kind != Dir {
+		if e.Kind != KindDir {
 			return nil, fmt.Errorf("%s: is not a folder: %w", dir, ErrNotFound)
 		}
 		at, prefix = i+1, e.Path+"/"
 	} else {
-		at, _ = slices.BinarySearchFunc(m.entries, wire.Workspace, func(e Entry, path string) int { return wire.Compare(e.Path, path) })
+		at, _ = slices.BinarySearchFunc(m.entries, wire.TreeWorkspace, func(e Entry, path string) int { return wire.ComparePaths(e.Path, path) })
 	}
 	var out []Entry
 	for ; at < len(m.entries) && strings.HasPrefix(m.entries[at].Path, prefix); at++ {
-		out = append(out, relative(m.entries[at]))
+		out = append(out, relativeEntry(m.entries[at]))
 	}
 	return out, nil
 }
 
-// Lookup returns an entry by its path relative to the workspace, or ErrNotFound.
+// Lookup returns the entry of the snapshot at a path relative to the workspace, or ErrNotFound.
 func (m *Manifest) Lookup(path string) (Entry, error) {
-	e, _, err := m.find(path)
+	e, _, err := m.findEntry(path)
 	if err != nil {
 		return Entry{}, err
 	}
-	return relative(*e), nil
+	return relativeEntry(*e), nil
 }
 
-func relative(e Entry) Entry {
-	e.Path = strings.TrimPrefix(e.Path, wire.Workspace+"/")
+// relativeEntry returns an entry with a path relative to the workspace.
+func relativeEntry(e Entry) Entry {
+	e.Path = strings.TrimPrefix(e.Path, wire.TreeWorkspace+"/")
 	return e
 }
 
-// find returns the entry at a path relative to the workspace and its index in m.entries, or ErrNotFound.
-func (m *Manifest) find(path string) (*Entry, int, error) {
-	i, ok := slices.BinarySearchFunc(m.entries, wire.Workspace+"/"+path, func(e Entry, path string) int { return wire.Compare(e.Path, path) })
+// findEntry returns the entry at a path relative to the workspace and its index in m.entries, or ErrNotFound.
+func (m *Manifest) findEntry(path string) (*Entry, int, error) {
+	i, ok := slices.BinarySearchFunc(m.entries, wire.TreeWorkspace+"/"+path, func(e Entry, path string) int { return wire.ComparePaths(e.Path, path) })
 	if !ok {
 		return nil, 0, fmt.Errorf("%s: %w", path, ErrNotFound)
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Store holds objects by name. A name may contain slashes. An object is stored completely or not at all, even if the
-// reader that Put reads from fails.
+// Store stores objects, such as packs and manifests, by name. A name may contain slashes. An object is stored
+// completely or not at all, even if the reader from which Put reads fails.
 type Store interface {
 	// Put stores the content of r. It replaces an existing object of that name.
 	Put(ctx context.Context, name string, r io.Reader) error
@@ -37,8 +37,8 @@ var (
 	ErrNotFound = errors.New("not found in the workspaces' store")
 	// ErrNotFile is returned for a path of a snapshot that is a folder or a symbolic link.
 	ErrNotFile = errors.New("is not a file")
-	// ErrCut is returned if the sandbox's stream ended before it was complete.
-	ErrCut = wire.ErrCut
+	// ErrStreamCut is returned if the stream from a sandbox ended before it was complete.
+	ErrStreamCut = wire.ErrStreamCut
 	// ErrTooLarge is returned for a tree that exceeds the limits of a snapshot.
 	ErrTooLarge = errors.New("the workspace exceeds the limits of a snapshot")
 )
@@ -54,7 +54,7 @@ func (e *CorruptError) Error() string {
 }
 func (e *CorruptError) Unwrap() error { return e.Err }
 
-// RefusedError is returned for an archive with an entry that is not allowed in a workspace.
+// RefusedError is returned for a tar with an entry that is not allowed in a workspace.
 type RefusedError struct {
 	Message string // one sentence that names the entry
 }
@@ -66,18 +66,18 @@ type Entry = wire.Entry
 
 // The kinds of entries.
 const (
-	File    = wire.File
-	Dir     = wire.Dir
-	Symlink = wire.Symlink
+	KindFile    = wire.KindFile
+	KindDir     = wire.KindDir
+	KindSymlink = wire.KindSymlink
 )
 
-// Skip is a file of a sandbox that a snapshot does not contain, with the reason.
-type Skip = wire.Skip
+// SkippedFile is a file of a sandbox that a snapshot does not contain, with the reason.
+type SkippedFile = wire.SkippedFile
 
-// MaxSkips is the maximum number of skipped files that a Result lists.
-const MaxSkips = 100
+// MaxListedSkips is the maximum number of skipped files that a Result lists.
+const MaxListedSkips = 100
 
-// Options are the options of a snapshot of a workspace.
+// Options are the parameters of Snapshot.
 type Options struct {
 	Tenant  string
 	Session string
@@ -90,9 +90,9 @@ type Options struct {
 	Version int
 }
 
-// latestVersion is the version of the manifests that are written by default. For a runner of an earlier build, which cannot send
-// edits, Snapshot writes version 1.
-const latestVersion = 2
+// latestManifestVersion is the version of the manifests that Snapshot writes by default. For a runner of an earlier
+// build, which cannot send edits, Snapshot writes version 1.
+const latestManifestVersion = 2
 
 // Result is the result of a snapshot or a restore.
 type Result struct {
@@ -104,36 +104,36 @@ type Result struct {
 	Repacked  uint64 // bytes stored again, so that the snapshot needs fewer objects
 	ReadBytes uint64 // bytes that the runner read to find changes
 	Duration  time.Duration
-	Skips     []Skip // files that are not in the snapshot, at most MaxSkips
-	Skipped   uint32 // number of files that are not in the snapshot
-	Unsettled uint32 // number of files that changed during every attempt to read them
-	Full      bool   // the runner looked at all files
-	Missed    uint32 // number of folders in which a full walk found changes that the runner's watcher had not reported
-	Diverged  bool   // a full walk found another tree than the edits had made of Previous, so the whole tree was taken again
-	Lost      error  // why Previous could not be used, so that all content was stored again; nil if it was used
+	Skips     []SkippedFile // files that are not in the snapshot, at most MaxListedSkips
+	Skipped   uint32        // number of files that are not in the snapshot
+	Unsettled uint32        // number of files that changed during every attempt to read them
+	Full      bool          // the runner looked at all files
+	Missed    uint32        // number of folders in which a full walk found changes that the runner's watcher had not reported
+	Diverged  bool          // a full walk found another tree than the edits had made of Previous, so the whole tree was taken again
+	Lost      error         // why Previous could not be used, so that all content was stored again; nil if it was used
 }
 
-// Name returns the name of a snapshot's manifest in the store.
-func Name(tenant, session, id string) string { return tenant + "/" + session + "/" + id }
+// ManifestName returns the name of the object in the store that is a snapshot's manifest.
+func ManifestName(tenant, session, id string) string { return tenant + "/" + session + "/" + id }
 
-// ParseName returns the parts of a name that Name returned.
-func ParseName(name string) (tenant, session, id string, err error) {
+// ParseManifestName returns the tenant, session and id from which ManifestName made the name.
+func ParseManifestName(name string) (tenant, session, id string, err error) {
 	parts := strings.Split(name, "/")
 	if len(parts) != 3 {
 		return "", "", "", fmt.Errorf("snapshot %.200q: must be tenant/session/id", name)
 	}
-	if err := check(parts[0], parts[1], parts[2]); err != nil {
+	if err := checkNameParts(parts[0], parts[1], parts[2]); err != nil {
 		return "", "", "", err
 	}
 	return parts[0], parts[1], parts[2], nil
 }
 
-// check returns an error if one of the arguments cannot be part of an object's name.
-func check(tenant, session, id string) error {
+// checkNameParts returns an error if a tenant, session or id cannot be part of an object's name.
+func checkNameParts(tenant, session, id string) error {
 	for _, f := range [][2]string{{"tenant", tenant}, {"session", session}} {
 		if f[1] == "" || strings.ContainsAny(f[1], "/ .*>") {
 			return fmt.Errorf("%s: %.80q cannot be part of an object's name", f[0], f[1])
 		}
 	}
-	return wire.CheckID(id)
+	return wire.CheckSnapshotID(id)
 }

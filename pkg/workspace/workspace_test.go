@@ -45,9 +45,9 @@ func random(seed uint64, size int) string {
 
 func TestManifest_ListsAndReadsFiles(t *testing.T) {
 	t.Parallel()
-	store := &workspacetest.Memory{}
+	store := &workspacetest.MemoryStore{}
 	big := random(1, 3*wire.BlockSize+17)
-	box := &workspacetest.Box{Tree: map[string]string{
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{
 		"workspace/a": "1", "workspace/dir/b": "22", "workspace/dir/sub/c": big, "workspace/dir-2": "", "workspace/\xff": "raw", "state/secret": "transcript",
 	}}
 	r, err := workspace.Snapshot(t.Context(), box, store, workspace.Options{Tenant: tenant, Session: session})
@@ -74,10 +74,10 @@ func TestManifest_ListsAndReadsFiles(t *testing.T) {
 			t.Errorf("list %q: %v %v", dir, list, err)
 		}
 	}
-	if e, err := m.Lookup("dir/sub/c"); err != nil || e.Path != "dir/sub/c" || e.Size != int64(len(big)) || e.Kind != workspace.File || e.Mode != 0o644 {
+	if e, err := m.Lookup("dir/sub/c"); err != nil || e.Path != "dir/sub/c" || e.Size != int64(len(big)) || e.Kind != workspace.KindFile || e.Mode != 0o644 {
 		t.Errorf("lookup: %+v %v", e, err)
 	}
-	gets := store.Gets()
+	gets := store.GetCount()
 	rd, err := m.Reader(t.Context(), store, "dir/sub/c")
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestManifest_ListsAndReadsFiles(t *testing.T) {
 	if err := rd.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := store.Gets() - gets; n != 1 {
+	if n := store.GetCount() - gets; n != 1 {
 		t.Errorf("a file in one pack took %d reads of the store", n)
 	}
 	if _, err := m.Reader(t.Context(), store, "dir"); !errors.Is(err, workspace.ErrNotFile) {
@@ -103,9 +103,9 @@ func TestManifest_ListsAndReadsFiles(t *testing.T) {
 
 func TestTar_WritesFolders(t *testing.T) {
 	t.Parallel()
-	store := &workspacetest.Memory{}
+	store := &workspacetest.MemoryStore{}
 	files := map[string]string{"a": "1", "dir/b": random(2, 9<<20), "dir/\xff\n": "odd", "empty": ""}
-	m := open(t, store, workspacetest.Fill(t, store, tenant, session, files))
+	m := open(t, store, workspacetest.StoreSnapshot(t, store, tenant, session, files))
 	for dir, want := range map[string]map[string]string{
 		"":    {"a": "1", "dir/": "", "dir/b": files["dir/b"], "dir/\xff\n": "odd", "empty": ""},
 		"dir": {"b": files["dir/b"], "\xff\n": "odd"},
@@ -144,8 +144,8 @@ func TestTar_WritesFolders(t *testing.T) {
 // TestSnapshot_StoresOnlyChanges tests that a moved or copied file stores no content, whatever else changed.
 func TestSnapshot_StoresOnlyChanges(t *testing.T) {
 	t.Parallel()
-	store := &workspacetest.Memory{}
-	box := &workspacetest.Box{Tree: map[string]string{"workspace/a": random(3, 5<<20), "workspace/b": "small"}}
+	store := &workspacetest.MemoryStore{}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": random(3, 5<<20), "workspace/b": "small"}}
 	o := workspace.Options{Tenant: tenant, Session: session}
 	steps := []struct {
 		edit func()
@@ -164,7 +164,7 @@ func TestSnapshot_StoresOnlyChanges(t *testing.T) {
 			t.Fatalf("step %d: %+v %v", i, r, err)
 		}
 		o.Previous = r.ID
-		other := &workspacetest.Box{}
+		other := &workspacetest.FakeSandbox{}
 		if _, err := workspace.Restore(t.Context(), other, store, tenant, session, r.ID); err != nil || !maps.Equal(other.Tree, box.Tree) {
 			t.Fatalf("step %d: restored %d files, %v", i, len(other.Tree), err)
 		}
@@ -175,8 +175,8 @@ func TestSnapshot_StoresOnlyChanges(t *testing.T) {
 // snapshot with the files from which it was taken.
 func TestSnapshot_RepacksSmallPacks(t *testing.T) {
 	t.Parallel()
-	store := &workspacetest.Memory{}
-	box := &workspacetest.Box{Tree: map[string]string{}}
+	store := &workspacetest.MemoryStore{}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{}}
 	o := workspace.Options{Tenant: tenant, Session: session}
 	for i := range 4 {
 		box.Tree[fmt.Sprintf("workspace/big%02d", i)] = random(uint64(100+i), 1<<20) //nolint:gosec // a small number
@@ -192,13 +192,13 @@ func TestSnapshot_RepacksSmallPacks(t *testing.T) {
 		}
 		o.Previous, want[r.ID] = r.ID, maps.Clone(box.Tree)
 		repacked += r.Repacked
-		before := store.Gets()
-		to := &workspacetest.Box{}
+		before := store.GetCount()
+		to := &workspacetest.FakeSandbox{}
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, r.ID); err != nil || !maps.Equal(to.Tree, box.Tree) {
 			t.Fatalf("turn %d: %v", turn, err)
 		}
 		// A restore reads the manifest, at most 17 small packs, and full packs that are half used: 4 MB.
-		if n := store.Gets() - before; n > 1+17+4 {
+		if n := store.GetCount() - before; n > 1+17+4 {
 			t.Errorf("turn %d: a restore reads %d objects", turn, n)
 		}
 	}
@@ -206,7 +206,7 @@ func TestSnapshot_RepacksSmallPacks(t *testing.T) {
 		t.Error("no pack was written again")
 	}
 	for id, files := range want { // older snapshots keep the packs that they need
-		to := &workspacetest.Box{}
+		to := &workspacetest.FakeSandbox{}
 		if _, err := workspace.Restore(t.Context(), to, store, tenant, session, id); err != nil || !maps.Equal(to.Tree, files) {
 			t.Errorf("%s: %v", id, err)
 		}
@@ -215,15 +215,15 @@ func TestSnapshot_RepacksSmallPacks(t *testing.T) {
 
 func TestRestore_ReportsCorruptObjects(t *testing.T) {
 	t.Parallel()
-	fill := func(t *testing.T) (*workspacetest.Memory, *workspacetest.Box, string, string) {
-		store := &workspacetest.Memory{}
-		box := &workspacetest.Box{Tree: map[string]string{"workspace/a": random(4, 1000)}}
+	fill := func(t *testing.T) (*workspacetest.MemoryStore, *workspacetest.FakeSandbox, string, string) {
+		store := &workspacetest.MemoryStore{}
+		box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": random(4, 1000)}}
 		r, err := workspace.Snapshot(t.Context(), box, store, workspace.Options{Tenant: tenant, Session: session})
 		if err != nil {
 			t.Fatal(err)
 		}
-		names := store.Names()
-		if len(names) != 2 || names[0] != workspace.Name(tenant, session, r.ID) {
+		names := store.ObjectNames()
+		if len(names) != 2 || names[0] != workspace.ManifestName(tenant, session, r.ID) {
 			t.Fatalf("objects %v", names)
 		}
 		return store, box, r.ID, names[1]
@@ -239,14 +239,14 @@ func TestRestore_ReportsCorruptObjects(t *testing.T) {
 		t.Run("pack "+name, func(t *testing.T) {
 			t.Parallel()
 			store, _, id, pack := fill(t)
-			store.Set(pack, spoil(store.Object(pack)))
+			store.SetObject(pack, spoil(store.GetObject(pack)))
 			m := open(t, store, id)
 			r, err := m.Reader(t.Context(), store, "a")
 			if err != nil {
 				t.Fatal(err)
 			}
 			_, err = io.ReadAll(r)
-			_, restored := workspace.Restore(t.Context(), &workspacetest.Box{}, store, tenant, session, id)
+			_, restored := workspace.Restore(t.Context(), &workspacetest.FakeSandbox{}, store, tenant, session, id)
 			for what, err := range map[string]error{"read": err, "restore": restored, "tar": m.Tar(t.Context(), store, "", io.Discard)} {
 				var bad *workspace.CorruptError
 				if !errors.As(err, &bad) || bad.Object != pack {
@@ -257,21 +257,21 @@ func TestRestore_ReportsCorruptObjects(t *testing.T) {
 		t.Run("manifest "+name, func(t *testing.T) {
 			t.Parallel()
 			store, box, id, pack := fill(t)
-			object := workspace.Name(tenant, session, id)
-			store.Set(object, spoil(store.Object(object)))
+			object := workspace.ManifestName(tenant, session, id)
+			store.SetObject(object, spoil(store.GetObject(object)))
 			_, err := workspace.Open(t.Context(), store, tenant, session, id)
 			var bad *workspace.CorruptError
 			if !errors.As(err, &bad) || bad.Object != object {
 				t.Errorf("open: %v", err)
 			}
 			// The next snapshot is still stored, and complete.
-			store.Set(pack, nil)
+			store.SetObject(pack, nil)
 			box.Tree["workspace/b"] = "new"
 			r, err := workspace.Snapshot(t.Context(), box, store, workspace.Options{Tenant: tenant, Session: session, Previous: id})
 			if err != nil || !errors.As(r.Lost, &bad) || r.NewBytes != 1003 {
 				t.Fatalf("snapshot: %+v %v", r, err)
 			}
-			to := &workspacetest.Box{}
+			to := &workspacetest.FakeSandbox{}
 			if _, err := workspace.Restore(t.Context(), to, store, tenant, session, r.ID); err != nil || !maps.Equal(to.Tree, box.Tree) {
 				t.Errorf("restore: %v", err)
 			}
@@ -280,8 +280,8 @@ func TestRestore_ReportsCorruptObjects(t *testing.T) {
 	t.Run("another's manifest", func(t *testing.T) {
 		t.Parallel()
 		store, _, id, _ := fill(t)
-		other := workspacetest.Fill(t, store, tenant, session, map[string]string{"x": "y"})
-		store.Set(workspace.Name(tenant, session, id), store.Object(workspace.Name(tenant, session, other)))
+		other := workspacetest.StoreSnapshot(t, store, tenant, session, map[string]string{"x": "y"})
+		store.SetObject(workspace.ManifestName(tenant, session, id), store.GetObject(workspace.ManifestName(tenant, session, other)))
 		_, err := workspace.Open(t.Context(), store, tenant, session, id)
 		var bad *workspace.CorruptError
 		if !errors.As(err, &bad) {
@@ -291,8 +291,8 @@ func TestRestore_ReportsCorruptObjects(t *testing.T) {
 	t.Run("a pack that is gone", func(t *testing.T) {
 		t.Parallel()
 		store, _, id, pack := fill(t)
-		store.Set(pack, nil)
-		if _, err := workspace.Restore(t.Context(), &workspacetest.Box{}, store, tenant, session, id); !errors.Is(err, workspace.ErrNotFound) || !strings.Contains(err.Error(), pack) {
+		store.SetObject(pack, nil)
+		if _, err := workspace.Restore(t.Context(), &workspacetest.FakeSandbox{}, store, tenant, session, id); !errors.Is(err, workspace.ErrNotFound) || !strings.Contains(err.Error(), pack) {
 			t.Errorf("restore: %v", err)
 		}
 	})
@@ -306,8 +306,8 @@ func TestSnapshot_StoreFailures(t *testing.T) {
 	was, then := random(5, 5000), random(6, 5000)
 	for _, call := range []string{"get", "put"} {
 		for nth := 1; ; nth++ {
-			store := &workspacetest.Memory{}
-			box := &workspacetest.Box{Tree: map[string]string{"workspace/a": was}}
+			store := &workspacetest.MemoryStore{}
+			box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": was}}
 			o := workspace.Options{Tenant: tenant, Session: session}
 			first, err := workspace.Snapshot(t.Context(), box, store, o)
 			if err != nil {
@@ -340,7 +340,7 @@ func TestSnapshot_StoreFailures(t *testing.T) {
 			if !errors.Is(err, broken) || !slices.Equal(manifests(store), named) {
 				t.Errorf("%s %d: %v, named %v", call, nth, err, manifests(store))
 			}
-			to := &workspacetest.Box{}
+			to := &workspacetest.FakeSandbox{}
 			if _, err := workspace.Restore(t.Context(), to, store, tenant, session, first.ID); err != nil || to.Tree["workspace/a"] != was {
 				t.Errorf("%s %d: the previous snapshot: %v", call, nth, err)
 			}
@@ -355,9 +355,9 @@ func TestSnapshot_StoreFailures(t *testing.T) {
 // one, is stored again with all its objects: the janitor may be removing the objects of the earlier one.
 func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 	t.Parallel()
-	store := &workspacetest.Memory{}
+	store := &workspacetest.MemoryStore{}
 	was := random(7, 5000)
-	box := &workspacetest.Box{Tree: map[string]string{"workspace/a": was}}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": was}}
 	o := workspace.Options{Tenant: tenant, Session: session}
 	take := func() string {
 		t.Helper()
@@ -369,7 +369,7 @@ func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 		return r.ID
 	}
 	first := take()
-	old := store.Names()
+	old := store.ObjectNames()
 	box.Tree["workspace/a"] = random(8, 5000)
 	take()
 	box.Tree["workspace/a"] = was
@@ -408,11 +408,11 @@ func TestSnapshot_StoresAgainWhatIsNotPrevious(t *testing.T) {
 // the store, also when the session returns to earlier files.
 func TestSnapshot_StatesWhatItAdded(t *testing.T) {
 	t.Parallel()
-	store := &workspacetest.Memory{}
-	box := &workspacetest.Box{Tree: map[string]string{}}
+	store := &workspacetest.MemoryStore{}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{}}
 	o := workspace.Options{Tenant: tenant, Session: session}
 	held := func() (n uint64) {
-		for _, name := range store.Names() {
+		for _, name := range store.ObjectNames() {
 			content, err := store.Get(t.Context(), name)
 			if err != nil {
 				t.Fatal(err)
@@ -451,8 +451,8 @@ func TestSnapshot_StatesWhatItAdded(t *testing.T) {
 	}
 }
 
-func manifests(store *workspacetest.Memory) (out []string) {
-	for _, n := range store.Names() {
+func manifests(store *workspacetest.MemoryStore) (out []string) {
+	for _, n := range store.ObjectNames() {
 		if strings.Contains(n, "/m-") {
 			out = append(out, n)
 		}
@@ -466,23 +466,25 @@ func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 	t.Parallel()
 	found := func(id string) func(out *wire.Writer) error {
 		return func(out *wire.Writer) error {
-			return errors.Join(out.JSON(wire.FrameFound, wire.Found{ID: id}), out.Flush())
+			return errors.Join(out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{ID: id}), out.Flush())
 		}
 	}
-	hello := func(out *wire.Writer) error { return out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}) }
+	hello := func(out *wire.Writer) error {
+		return out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion})
+	}
 	entry := func(path string, more ...func(*wire.Entry)) func(out *wire.Writer) error {
-		e := wire.Entry{Path: path, Kind: wire.Dir, Mode: 0o755}
+		e := wire.Entry{Path: path, Kind: wire.KindDir, Mode: 0o755}
 		for _, m := range more {
 			m(&e)
 		}
-		return func(out *wire.Writer) error { return out.Entry(&e) }
+		return func(out *wire.Writer) error { return out.WriteEntry(&e) }
 	}
 	for name, c := range map[string]struct {
 		say  []func(out *wire.Writer) error
 		want string
 	}{
 		"nothing":          {nil, "cut off"},
-		"another version":  {[]func(*wire.Writer) error{func(out *wire.Writer) error { return out.JSON(wire.FrameHello, wire.Hello{Protocol: 7}) }}, "protocol 7"},
+		"another version":  {[]func(*wire.Writer) error{func(out *wire.Writer) error { return out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: 7}) }}, "protocol 7"},
 		"no id":            {[]func(*wire.Writer) error{hello, found("../../x")}, "snapshot:"},
 		"a path outside":   {[]func(*wire.Writer) error{hello, found(""), entry("workspace/../x")}, `path element ".."`},
 		"an absolute path": {[]func(*wire.Writer) error{hello, found(""), entry("/etc")}, "neither workspace/ nor state/"},
@@ -490,18 +492,18 @@ func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 		"no parent":        {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a/b")}, "parent"},
 		"twice":            {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a"), entry("workspace/a")}, "does not come after"},
 		"setuid":           {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a", func(e *wire.Entry) { e.Mode = 0o4755 })}, "permission bits"},
-		"below a link": {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a", func(e *wire.Entry) { e.Kind, e.Target, e.Mode = wire.Symlink, "/etc", 0 }),
+		"below a link": {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a", func(e *wire.Entry) { e.Kind, e.Target, e.Mode = wire.KindSymlink, "/etc", 0 }),
 			entry("workspace/a/b")}, "parent"},
 		"content not sent": {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a", func(e *wire.Entry) {
-			e.Kind, e.Size, e.Blocks = wire.File, 1, []wire.Hash{wire.Sum([]byte("x"))}
+			e.Kind, e.Size, e.Blocks = wire.KindFile, 1, []wire.Hash{wire.HashOf([]byte("x"))}
 		})}, "was not sent"},
-		"an end that does not agree": {[]func(*wire.Writer) error{hello, found(""), func(out *wire.Writer) error { return out.JSON(wire.FrameEnd, wire.End{ID: "m-1"}) }}, "the runner reports"},
+		"an end that does not agree": {[]func(*wire.Writer) error{hello, found(""), func(out *wire.Writer) error { return out.WriteJSON(wire.FrameEnd, wire.End{ID: "m-1"}) }}, "the runner reports"},
 		"no end":                     {[]func(*wire.Writer) error{hello, found(""), entry("workspace/a")}, "cut off"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			store := &workspacetest.Memory{}
-			box := &workspacetest.Box{Runner: func(_ []string, in io.Reader, stdout, _ io.Writer) int {
+			store := &workspacetest.MemoryStore{}
+			box := &workspacetest.FakeSandbox{Runner: func(_ []string, in io.Reader, stdout, _ io.Writer) int {
 				drained := make(chan struct{})
 				go func() {
 					defer close(drained)
@@ -520,7 +522,7 @@ func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
-			if names := store.Names(); len(names) != 0 {
+			if names := store.ObjectNames(); len(names) != 0 {
 				t.Errorf("stored %v", names)
 			}
 		})
@@ -529,14 +531,14 @@ func TestSnapshot_RefusesForgedOutputOfRunners(t *testing.T) {
 
 func TestRestore_ReportsFailuresOfTheRunner(t *testing.T) {
 	t.Parallel()
-	runner := func(code int, words string) *workspacetest.Box {
-		return &workspacetest.Box{Runner: func(_ []string, _ io.Reader, _, stderr io.Writer) int {
+	runner := func(code int, words string) *workspacetest.FakeSandbox {
+		return &workspacetest.FakeSandbox{Runner: func(_ []string, _ io.Reader, _, stderr io.Writer) int {
 			_, _ = fmt.Fprintf(stderr, "time=now level=INFO msg=noise\nrunner: %s\n", words)
 			return code
 		}}
 	}
-	store := &workspacetest.Memory{}
-	id := workspacetest.Fill(t, store, tenant, session, map[string]string{"a": random(7, 3<<20)})
+	store := &workspacetest.MemoryStore{}
+	id := workspacetest.StoreSnapshot(t, store, tenant, session, map[string]string{"a": random(7, 3<<20)})
 	_, err := workspace.Restore(t.Context(), runner(wire.ExitDiskFull, "write: no space left"), store, tenant, session, id)
 	var full *sandbox.Error
 	if !errors.As(err, &full) || full.Code != sandbox.CodeDiskFull || full.Message != "runner restore: write: no space left" {
@@ -545,17 +547,17 @@ func TestRestore_ReportsFailuresOfTheRunner(t *testing.T) {
 	if _, err := workspace.Restore(t.Context(), runner(1, "no such folder"), store, tenant, session, id); err == nil || !strings.Contains(err.Error(), "runner restore: no such folder") {
 		t.Errorf("failed: %v", err)
 	}
-	err = workspace.Unpack(t.Context(), runner(wire.ExitRefused, `entry "../x": leads out`), "", strings.NewReader(random(8, 1<<20)))
+	err = workspace.UnpackTar(t.Context(), runner(wire.ExitTarRefused, `entry "../x": leads out`), "", strings.NewReader(random(8, 1<<20)))
 	var refused *workspace.RefusedError
 	if !errors.As(err, &refused) || refused.Message != `entry "../x": leads out` {
 		t.Errorf("refused: %v", err)
 	}
 	broken := errors.New("no more of it")
-	hang := &workspacetest.Box{Runner: func(_ []string, in io.Reader, _, _ io.Writer) int {
+	hang := &workspacetest.FakeSandbox{Runner: func(_ []string, in io.Reader, _, _ io.Writer) int {
 		_, _ = io.Copy(io.Discard, in)
 		return 0
 	}}
-	if err := workspace.Unpack(t.Context(), hang, "", io.MultiReader(strings.NewReader("x"), failingReader{broken})); !errors.Is(err, broken) {
+	if err := workspace.UnpackTar(t.Context(), hang, "", io.MultiReader(strings.NewReader("x"), failingReader{broken})); !errors.Is(err, broken) {
 		t.Errorf("a source that fails: %v", err)
 	}
 }
@@ -568,25 +570,25 @@ func (f failingReader) Read([]byte) (int, error) { return 0, f.err }
 func TestSnapshot_EndsAHangingRunner(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
-	box := &workspacetest.Box{Runner: func(_ []string, in io.Reader, _, _ io.Writer) int {
+	box := &workspacetest.FakeSandbox{Runner: func(_ []string, in io.Reader, _, _ io.Writer) int {
 		cancel()
 		_, _ = io.Copy(io.Discard, in)
 		return 0
 	}}
-	if _, err := workspace.Snapshot(ctx, box, &workspacetest.Memory{}, workspace.Options{Tenant: tenant, Session: session}); !errors.Is(err, context.Canceled) {
+	if _, err := workspace.Snapshot(ctx, box, &workspacetest.MemoryStore{}, workspace.Options{Tenant: tenant, Session: session}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 }
 
 func TestParseName_RefusesInvalidNames(t *testing.T) {
 	t.Parallel()
-	id := wire.NewTree().ID()
-	a, b, c, err := workspace.ParseName(workspace.Name(tenant, session, id))
+	id := wire.NewTreeValidator().ID()
+	a, b, c, err := workspace.ParseManifestName(workspace.ManifestName(tenant, session, id))
 	if err != nil || a != tenant || b != session || c != id {
 		t.Errorf("parse: %q %q %q %v", a, b, c, err)
 	}
 	for _, bad := range []string{"", "a/b", "a/b/c", "a/b/" + strings.ToUpper(id), "a/b/c/" + id, "a//" + id, "a.b/c/" + id, "a/*/" + id, "a/b/" + id + "0"} {
-		if _, _, _, err := workspace.ParseName(bad); err == nil {
+		if _, _, _, err := workspace.ParseManifestName(bad); err == nil {
 			t.Errorf("%q was accepted", bad)
 		}
 	}

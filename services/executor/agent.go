@@ -35,7 +35,7 @@ func (c Config) usesProxy() bool { return c.Sandbox == ProviderDocker || c.Sandb
 func (c Config) endpoint(provider string) endpoint {
 	if c.usesProxy() {
 		route := map[string]string{
-			architecture.Anthropic: runner.EgressAnthropic, architecture.OpenAI: runner.EgressOpenAI, architecture.NVIDIA: runner.EgressNVIDIA,
+			architecture.Anthropic: runner.EgressRouteAnthropic, architecture.OpenAI: runner.EgressRouteOpenAI, architecture.NVIDIA: runner.EgressRouteNVIDIA,
 		}[provider]
 		return endpoint{placeholderKey, runner.EgressURL + "/" + route}
 	}
@@ -216,7 +216,7 @@ func (c Config) poolSizes() (map[string]int, error) {
 		name, ok := architecture.Canonical(asked)
 		n, err := strconv.Atoi(count)
 		if !ok || err != nil || n < 0 || n > maxSlots {
-			return nil, fmt.Errorf("pool: %q is not an architecture (%s) and a number up to %d, like claude-code=2", entry, architecture.List(), maxSlots)
+			return nil, fmt.Errorf("pool: %q is not an architecture (%s) and a number up to %d, like claude-code=2", entry, architecture.FormatNames(), maxSlots)
 		}
 		out[name] = n
 	}

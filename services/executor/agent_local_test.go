@@ -58,7 +58,7 @@ func (b *bench) pushSkill(slug string) events.Reference {
 // seal stores a secret as a gateway does.
 func (b *bench) seal(k *age.X25519Identity, value string) string {
 	b.t.Helper()
-	kv, err := secret.Bucket(b.ctx, b.js)
+	kv, err := secret.OpenBucket(b.ctx, b.js)
 	if err != nil {
 		b.t.Fatal(err)
 	}

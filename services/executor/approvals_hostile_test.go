@@ -24,7 +24,7 @@ func TestApprovals_ForgedDecisionsDoNotCount(t *testing.T) {
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
 		if t.Query.Attempt == 2 {
-			t.End(runner.Ended{Outcome: runner.Completed, Result: fmt.Sprint(t.Query.Approved)})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: fmt.Sprint(t.Query.Approved)})
 			return
 		}
 		for i, forged := range []events.ApprovalResolved{
@@ -51,7 +51,7 @@ func TestApprovals_ForgedDecisionsDoNotCount(t *testing.T) {
 			}
 			t.Say("approval_resolved", forged)
 		}
-		t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
 	})
 	b.run()
 	s := b.session(of1(b.agent("careful", 3, events.AgentSpec{Architecture: "claude-code", Instructions: "Ask before you act.", Retries: events.Retries{Attempts: 2}})))
@@ -92,9 +92,9 @@ func TestApprovals_ADecisionIsForOneRequest(t *testing.T) {
 		t.Ask("other", "commands")
 		select {
 		case v := <-t.verdicts:
-			t.End(runner.Ended{Outcome: runner.Completed, Result: v.Decision})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: v.Decision})
 		case <-t.killed:
-			t.End(runner.Ended{Outcome: runner.Killed})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 		}
 	})
 	b.run()
@@ -133,7 +133,7 @@ func TestApprovals_AFailedDecisionWaitsForTheNextBeat(t *testing.T) {
 		t.Start()
 		t.Say("approval_requested", events.ApprovalRequested{ApprovalID: "ask", Kind: events.ApprovalQuestion, Questions: []events.Question{{ID: "pin", Question: "Which?", Secret: true}}})
 		if _, ok := t.Verdict("ask"); ok {
-			t.End(runner.Ended{Outcome: runner.Completed})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 		}
 	})
 	secrets := &sealedOut{}
@@ -166,7 +166,7 @@ func TestApprovals_ATimeoutDoesNotReplaceADecision(t *testing.T) {
 		}
 		t.Say("log", events.Log{Level: "info", Message: "the time is over"})
 		if v, ok := t.Verdict("ask"); ok {
-			t.End(runner.Ended{Outcome: runner.Completed, Result: fmt.Sprintf("%s %v", v.Decision, v.Timeout)})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: fmt.Sprintf("%s %v", v.Decision, v.Timeout)})
 		}
 	})
 	b.run(func(c *executor.Config) { c.Beat = time.Hour }) // without the hint it does not look
@@ -198,10 +198,10 @@ func TestApprovals_ADeathWhileWaitingKeepsTheTenantsLimit(t *testing.T) {
 		} else if t.Query.Attempt == 1 {
 			t.Ask("ask", "commands")
 			<-die
-			t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
 			return
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	b.run(func(c *executor.Config) { c.TenantSlots = 1 })
 	agent := of1(b.agent("careful", 3, events.AgentSpec{Architecture: "claude-code", Instructions: "Ask before you act.", Retries: events.Retries{Attempts: 2}}))

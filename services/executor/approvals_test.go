@@ -25,8 +25,8 @@ func (t *fakeTurn) Ask(local, class string) {
 
 // Verdict waits for the decision on a request and journals its effect. It returns false if the agent is interrupted or
 // killed first; then it has ended the turn.
-func (t *fakeTurn) Verdict(local string) (v runner.Verdict, ok bool) {
-	outcome := runner.Interrupted
+func (t *fakeTurn) Verdict(local string) (v runner.ApprovalDecision, ok bool) {
+	outcome := runner.OutcomeInterrupted
 	select {
 	case v = <-t.verdicts:
 		resolved := events.ApprovalResolved{ApprovalID: local, Outcome: events.OutcomeApproved, Cause: events.ResolvedByPerson}
@@ -48,10 +48,10 @@ func (t *fakeTurn) Verdict(local string) (v runner.Verdict, ok bool) {
 		return v, true
 	case <-t.interrupted:
 	case <-t.killed:
-		outcome = runner.Killed
+		outcome = runner.OutcomeKilled
 	}
 	t.Say("approval_retracted", events.ApprovalRetracted{ApprovalID: local, Reason: "turn_ended"})
-	t.End(runner.Ended{Outcome: outcome})
+	t.End(runner.TurnEnd{Outcome: outcome})
 	return v, false
 }
 
@@ -60,7 +60,7 @@ func cautious(t *fakeTurn) {
 	t.Start()
 	t.Ask("ask", "commands")
 	if v, ok := t.Verdict("ask"); ok {
-		t.End(runner.Ended{Outcome: runner.Completed, Result: fmt.Sprintf("%s %v", v.Decision, v.Timeout)})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: fmt.Sprintf("%s %v", v.Decision, v.Timeout)})
 	}
 }
 
@@ -93,7 +93,7 @@ func TestApprovals_WaitWithoutASlot(t *testing.T) {
 			return
 		}
 		t.Start()
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	b.run(func(c *executor.Config) { c.Slots = 1 })
 	s, other := b.session(), b.session()
@@ -172,12 +172,12 @@ func TestApprovals_AskAgainAfterADeath(t *testing.T) {
 			}
 			t.Ask("ask", "commands")
 			<-die
-			t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
 			return
 		}
 		t.Ask("again", "commands")
 		if _, ok := t.Verdict("again"); ok {
-			t.End(runner.Ended{Outcome: runner.Completed, Result: fmt.Sprint(t.Query.Approved)})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: fmt.Sprint(t.Query.Approved)})
 		}
 	})
 	b.run()
@@ -232,20 +232,20 @@ func (s sealedAnswers) Open(_ context.Context, tenant, key string) (string, erro
 // answer that can no longer be opened rejects the question.
 func TestApprovals_SecretAnswers(t *testing.T) {
 	t.Parallel()
-	ask := func(t *fakeTurn, local string) runner.Verdict {
+	ask := func(t *fakeTurn, local string) runner.ApprovalDecision {
 		t.Say("approval_requested", events.ApprovalRequested{ApprovalID: local, Kind: events.ApprovalQuestion, Questions: []events.Question{{ID: "pin", Question: "Which?", Secret: true}}})
 		v, _ := t.Verdict(local)
 		return v
 	}
-	got := make(chan runner.Verdict, 4)
+	got := make(chan runner.ApprovalDecision, 4)
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
 		got <- ask(t, fmt.Sprint("first", t.Query.Attempt))
 		if t.Query.Attempt == 1 {
-			t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
 			return
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	b.secrets = sealedAnswers{tenant + "/k": `["hunter2"]`}
 	b.run()

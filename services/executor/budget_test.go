@@ -158,7 +158,7 @@ func TestTenantEvents_EndATurn(t *testing.T) {
 			}
 			today := time.Now().UTC().AddDate(0, 0, 1).Format(time.DateOnly) // the executor's clock is ahead, so that midnight does not affect the test
 			entry := func(logged uint64) budget.Tenant {
-				return budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 100}, Used: budget.DayOutput{Day: today, Logged: events.OutputSize{Events: logged}}}
+				return budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 100}, Used: budget.DailyOutput{Day: today, Logged: events.OutputSize{Events: logged}}}
 			}
 			b.setTenant(entry(99))
 			b.run()

@@ -92,7 +92,7 @@ type Config struct {
 
 	KillAfter   time.Duration `default:"10s" env:"SPOOL_KILL_AFTER" help:"How long a turn that must end may continue before its process is killed, and after that before its sandbox is ended."`
 	MaxAttempts int           `default:"3" env:"SPOOL_MAX_ATTEMPTS" help:"Number of starts of an execution whose sandbox is lost, unless its agent has retries."`
-	lease.EngineSettings
+	lease.EngineTimeoutSettings
 	Beat       time.Duration `default:"1s" env:"SPOOL_BEAT" help:"Interval at which a running execution's controls and limits are checked; hints cause further checks."`
 	WarmEvery  time.Duration `default:"5s" env:"SPOOL_WARM_EVERY" help:"Interval at which the agents' memory is measured."`
 	SweepEvery time.Duration `default:"1m" env:"SPOOL_SWEEP_EVERY" help:"Interval at which the executor looks for sandboxes that are no longer needed."`
@@ -132,7 +132,7 @@ const DiskLimitWatch = docker.DiskLimitWatch
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	if c.Sandbox != ProviderLocal && c.Sandbox != ProviderDocker && c.Sandbox != ProviderModal {
 		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, ProviderLocal, ProviderDocker, ProviderModal)
 	}

@@ -21,19 +21,19 @@ var errNoRoom = errors.New("there is no room")
 func polite(t *fakeTurn) {
 	t.Start()
 	t.Open("b")
-	outcome := runner.Interrupted
+	outcome := runner.OutcomeInterrupted
 	if !t.Wait(t.interrupted) {
-		outcome = runner.Killed
+		outcome = runner.OutcomeKilled
 	}
 	t.Say("block_complete", events.BlockComplete{Block: events.Block{ID: "b", Kind: events.KindAssistantText, Status: events.StatusError}})
-	t.End(runner.Ended{Outcome: outcome})
+	t.End(runner.TurnEnd{Outcome: outcome})
 }
 
 func stubborn(t *fakeTurn) {
 	t.Start()
 	t.Open("b")
 	<-t.killed
-	t.End(runner.Ended{Outcome: runner.Killed})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 }
 
 func (s *talk) untilStarted() {

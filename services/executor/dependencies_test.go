@@ -24,16 +24,16 @@ type layered struct {
 
 	mu    sync.Mutex
 	there map[string]bool
-	asked []sandbox.Packages
+	asked []sandbox.LayerPackages
 	fails []error // errors of the next calls, in order
 	made  int
 	ended int // calls whose context had ended
 }
 
-func (l *layered) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (l *layered) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	l.mu.Lock()
 	l.asked = append(l.asked, want)
-	digest := want.Digest(want.Image, "fake")
+	digest := want.LayerDigest(want.Image, "fake")
 	if l.there[digest] {
 		l.mu.Unlock()
 		return "layer-" + digest, nil
@@ -118,8 +118,8 @@ func TestDependencies_AreInstalledBeforeTheSandbox(t *testing.T) {
 	if len(ready) != 1 || ready[0].Pooled {
 		t.Fatalf("ready %+v", ready)
 	}
-	set := dependency.Set{NPM: []string{"a@1.0.0", "b@1.0.0"}, PIP: []string{"c-d==1"}}
-	digest := set.Digest("", "fake")
+	set := dependency.PackageSet{NPM: []string{"a@1.0.0", "b@1.0.0"}, PIP: []string{"c-d==1"}}
+	digest := set.LayerDigest("", "fake")
 	b.provider.mu.Lock()
 	var builder sandbox.Spec
 	for _, spec := range b.provider.specs {

@@ -129,7 +129,7 @@ func TestEgress_ProxyOnTheEngineServesModels(t *testing.T) {
 	address, port, _ := strings.Cut(runner.EgressAddress, ":")
 	answer := dockerCLI(t, nil, "exec", ran[0], "bash", "-c", fmt.Sprintf(
 		`exec 3<>/dev/tcp/%s/%s && printf 'POST /%s/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%%s' '%s' >&3 && timeout 60 cat <&3`,
-		address, port, runner.EgressOpenAI, len(body), body))
+		address, port, runner.EgressRouteOpenAI, len(body), body))
 	if !strings.Contains(answer, "403 Forbidden") || !strings.Contains(answer, "NO_EXECUTION") {
 		t.Errorf("after the turn the model answers %s", answer)
 	}

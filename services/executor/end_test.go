@@ -26,11 +26,11 @@ func openTexts(allow <-chan struct{}) script {
 			turn.Stream(id, 0, strings.Repeat(id, largeText/2), strings.Repeat(id, largeText/2))
 		}
 		if !turn.Wait(allow) {
-			turn.End(runner.Ended{Outcome: runner.Killed})
+			turn.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 			return
 		}
 		turn.Say("block_complete", events.BlockComplete{Block: events.Block{ID: "d", Kind: events.KindAssistantText, Content: strings.Repeat("d", largeText)}})
-		turn.End(runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "the model went away"})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: "the model went away"})
 	}
 }
 
@@ -132,7 +132,7 @@ func TestEnd_ReadsNothingWhenTheAgentCompletedItsBlocks(t *testing.T) {
 		if turn.Wait(allow) {
 			turn.Say("block_complete", events.BlockComplete{Block: events.Block{ID: "a", Kind: events.KindAssistantText, Content: "Hello"}})
 		}
-		turn.End(runner.Ended{Outcome: runner.Completed})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	// The completion waits for this window, and so is stored with the end.
 	x := b.run(func(c *executor.Config) { c.CommitWindow = time.Second })

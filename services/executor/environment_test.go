@@ -22,7 +22,7 @@ import (
 func quick(t *fakeTurn) {
 	t.Start()
 	t.Text("b", "done")
-	t.End(runner.Ended{Outcome: runner.Completed})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 }
 
 func newStoreBench(t *testing.T, s script) *bench {

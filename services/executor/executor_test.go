@@ -14,7 +14,7 @@ func answers(t *fakeTurn) {
 	t.Start()
 	t.Text("b1-"+t.Query.ExecutionID, "Hello, ", t.Query.Content)
 	t.Say("metadata_update", events.MetadataUpdate{Usage: events.Usage{InputTokens: 3, OutputTokens: 4}, Model: "m"})
-	t.End(runner.Ended{Outcome: runner.Completed, Result: "done", Usage: events.Usage{InputTokens: 3, OutputTokens: 4}})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: "done", Usage: events.Usage{InputTokens: 3, OutputTokens: 4}})
 }
 
 func TestTurn_RunsAQueryAndStoresItsEvents(t *testing.T) {

@@ -171,7 +171,7 @@ type fakeRunner struct {
 
 	mu       sync.Mutex
 	changed  *sync.Cond
-	lines    []runner.Line // lines[i].N == i+1
+	lines    []runner.JournalLine // lines[i].N == i+1
 	raw      map[int]string
 	acked    uint64
 	hidden   func(n uint64) bool // lines that are not sent; nil for none
@@ -311,7 +311,7 @@ func (r *fakeRunner) attach(a runner.Attach) (sandbox.Process, error) {
 	}
 	if a.Epoch < r.epoch {
 		r.all.Go(func() {
-			s.write(runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: "FENCED", Message: "lower epoch"}}})
+			s.write(runner.Message{Reply: &runner.Reply{Error: &runner.CommandError{Code: "FENCED", Message: "lower epoch"}}})
 			s.cut()
 		})
 		return s, nil
@@ -402,7 +402,7 @@ func (r *fakeRunner) do(c runner.Command, current bool) *runner.Reply {
 		return nil // commands on a stream that has ended are lost
 	}
 	if c.Epoch < r.epoch {
-		reply.Error = &runner.Error{Code: "FENCED", Message: "lower epoch"}
+		reply.Error = &runner.CommandError{Code: "FENCED", Message: "lower epoch"}
 		return reply
 	}
 	r.epoch = c.Epoch
@@ -438,20 +438,20 @@ func (r *fakeRunner) do(c runner.Command, current bool) *runner.Reply {
 	return reply
 }
 
-func (r *fakeRunner) start(q runner.Query) *runner.Error {
+func (r *fakeRunner) start(q runner.Query) *runner.CommandError {
 	key := fmt.Sprintf("%s/%d", q.ExecutionID, q.Attempt)
 	if r.seen[key] {
 		return nil
 	}
 	if r.turn != nil {
-		return &runner.Error{Code: "BUSY", Message: "another runs"}
+		return &runner.CommandError{Code: "BUSY", Message: "another runs"}
 	}
 	if q.Architecture == "nonesuch" {
-		return &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: "nonesuch is not known"}
+		return &runner.CommandError{Code: "UNKNOWN_ARCHITECTURE", Message: "nonesuch is not known"}
 	}
 	r.seen[key] = true
 	r.queries = append(r.queries, q)
-	t := &fakeTurn{r: r, Query: q, interrupted: make(chan struct{}), killed: make(chan struct{}), verdicts: make(chan runner.Verdict, 64)}
+	t := &fakeTurn{r: r, Query: q, interrupted: make(chan struct{}), killed: make(chan struct{}), verdicts: make(chan runner.ApprovalDecision, 64)}
 	r.turn = t
 	r.all.Go(func() { r.script(t) })
 	return nil
@@ -491,7 +491,7 @@ type fakeTurn struct {
 
 	once1, once2        sync.Once
 	interrupted, killed chan struct{}
-	verdicts            chan runner.Verdict
+	verdicts            chan runner.ApprovalDecision
 }
 
 func (t *fakeTurn) interrupt() { t.once1.Do(func() { close(t.interrupted) }) }
@@ -499,15 +499,15 @@ func (t *fakeTurn) kill()      { t.once2.Do(func() { close(t.killed) }) }
 
 // Say journals a line.
 func (t *fakeTurn) Say(typ events.Type, data any) {
-	t.say(runner.Line{Type: typ, ExecutionID: t.Query.ExecutionID, ConversationID: "main"}, data, "")
+	t.say(runner.JournalLine{Type: typ, ExecutionID: t.Query.ExecutionID, ConversationID: "main"}, data, "")
 }
 
 // Raw writes a line that is not a message, before the next journal line.
 func (t *fakeTurn) Raw(text string, typ events.Type, data any) {
-	t.say(runner.Line{Type: typ, ExecutionID: t.Query.ExecutionID}, data, text)
+	t.say(runner.JournalLine{Type: typ, ExecutionID: t.Query.ExecutionID}, data, text)
 }
 
-func (t *fakeTurn) say(l runner.Line, data any, raw string) {
+func (t *fakeTurn) say(l runner.JournalLine, data any, raw string) {
 	body, err := json.Marshal(data)
 	if err != nil {
 		panic(err)
@@ -528,7 +528,7 @@ func (t *fakeTurn) Start() {
 	warm := t.r.warm
 	t.r.warm = true
 	t.r.mu.Unlock()
-	t.Say(runner.AgentStarted, runner.Started{Attempt: t.Query.Attempt, Warm: warm, PID: 42, Policy: t.Query.Policy})
+	t.Say(runner.AgentStarted, runner.TurnStart{Attempt: t.Query.Attempt, Warm: warm, PID: 42, Policy: t.Query.Policy})
 }
 
 // Text opens a block, streams it and completes it.
@@ -546,17 +546,17 @@ func (t *fakeTurn) Open(id string) {
 // Stream writes text to a block from an offset.
 func (t *fakeTurn) Stream(id string, from int, pieces ...string) (whole string) {
 	for _, p := range pieces {
-		t.Say(events.TextDelta, runner.Delta{BlockID: id, Offset: uint32(from + len(whole)), Delta: p}) //nolint:gosec // small
+		t.Say(events.TextDelta, runner.TextDelta{BlockID: id, Offset: uint32(from + len(whole)), Delta: p}) //nolint:gosec // small
 		whole += p
 	}
 	return whole
 }
 
 // End ends the turn.
-func (t *fakeTurn) End(e runner.Ended) {
+func (t *fakeTurn) End(e runner.TurnEnd) {
 	t.r.mu.Lock()
 	t.r.turn = nil
-	if e.Outcome == runner.Killed {
+	if e.Outcome == runner.OutcomeKilled {
 		t.r.warm = false
 	}
 	t.r.mu.Unlock()

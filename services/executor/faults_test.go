@@ -24,12 +24,12 @@ func steps(n int, allow <-chan struct{}) script {
 		t.Start()
 		for i := range n {
 			if !t.Wait(allow) {
-				t.End(runner.Ended{Outcome: runner.Killed})
+				t.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 				return
 			}
 			t.Text("b"+string(rune('a'+i)), string(rune('a'+i)))
 		}
-		t.End(runner.Ended{Outcome: runner.Completed, Result: "all"})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: "all"})
 	}
 }
 
@@ -243,7 +243,7 @@ func TestSandboxLost_AnotherAttemptRuns(t *testing.T) {
 			return
 		}
 		t.Text("whole", "two")
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	b.run()
 	s := b.session()
@@ -318,7 +318,7 @@ func TestSandboxLost_WithItsExecutor(t *testing.T) {
 			<-t.killed
 			return
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	a := b.run()
 	s := b.session()
@@ -520,11 +520,11 @@ func TestAbandonedExecution_DoesNotBlockTheNext(t *testing.T) {
 		if t.Query.Content == "hang" {
 			t.Open("torn")
 			<-t.killed
-			t.End(runner.Ended{Outcome: runner.Killed})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 			return
 		}
 		t.Text("b", "free")
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	a := b.run()
 	s := b.session()

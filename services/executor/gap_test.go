@@ -21,7 +21,7 @@ func TestJournalGap_EndsTheExecution(t *testing.T) {
 			b := newBench(t, func(turn *fakeTurn) {
 				if turn.Query.Content != "go" {
 					turn.Start()
-					turn.End(runner.Ended{Outcome: runner.Completed, Result: "again"})
+					turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: "again"})
 					return
 				}
 				steps(2, allow)(turn)

@@ -144,7 +144,7 @@ func (b *bench) run(change ...func(*executor.Config)) *runningExecutor {
 	b.t.Helper()
 	cfg := executor.Config{
 		Engine: b.engine, Sandbox: b.sandbox, Slots: 4, WarmMemory: 1 << 40, Beat: 20 * time.Millisecond, KillAfter: 200 * time.Millisecond,
-		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineSettings: lease.EngineSettings{EngineGone: 4 * time.Second},
+		WarmEvery: time.Hour, SweepEvery: time.Hour, EngineTimeoutSettings: lease.EngineTimeoutSettings{EngineGone: 4 * time.Second},
 	}
 	deps := executor.Deps{Provider: b.provider, Logger: natstest.Logger(b.t), Skills: b.skills, Secrets: b.secrets}
 	if b.sandbox == executor.ProviderModal {

@@ -139,7 +139,7 @@ func (j *jobReceiver) abandonedEngines(ctx context.Context) (map[string]bool, er
 	out := map[string]bool{}
 	for subject := range info.State.Subjects {
 		engine := strings.TrimPrefix(subject, prefix)
-		if engine != j.e.cfg.Engine && j.e.leases.EngineGone(j.e.cfg.Sandbox, engine) >= j.e.cfg.EngineGone {
+		if engine != j.e.cfg.Engine && j.e.leases.EngineGoneFor(j.e.cfg.Sandbox, engine) >= j.e.cfg.EngineGone {
 			out[engine] = true
 		}
 	}

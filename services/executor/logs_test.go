@@ -40,7 +40,7 @@ func TestLogsHaveIDs(t *testing.T) {
 			<-t.killed
 			return
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	log := &safeBuffer{}
 	b.logger = slog.New(slog.NewJSONHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug}))

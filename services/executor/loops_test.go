@@ -27,7 +27,7 @@ func (t *fakeTurn) Call(conversation, id, tool, input, output string) {
 }
 
 func (t *fakeTurn) sayIn(conversation string, p events.Payload) {
-	t.say(runner.Line{Type: p.EventType(), ExecutionID: t.Query.ExecutionID, ConversationID: conversation}, p, "")
+	t.say(runner.JournalLine{Type: p.EventType(), ExecutionID: t.Query.ExecutionID, ConversationID: conversation}, p, "")
 }
 
 // repeats is an agent that makes the same call n times, and then waits until it is interrupted if it is stuck, or else answers.
@@ -42,17 +42,17 @@ func repeats(n int, stuck bool) script {
 			return
 		}
 		t.Text("b", "done")
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	}
 }
 
 // endInterrupted ends the turn when it is interrupted.
 func (t *fakeTurn) endInterrupted() {
-	outcome := runner.Interrupted
+	outcome := runner.OutcomeInterrupted
 	if !t.Wait(t.interrupted) {
-		outcome = runner.Killed
+		outcome = runner.OutcomeKilled
 	}
-	t.End(runner.Ended{Outcome: outcome})
+	t.End(runner.TurnEnd{Outcome: outcome})
 }
 
 // loopingSession returns a session of an agent.
@@ -117,7 +117,7 @@ func TestLoops_BeginAnewWithEachAttempt(t *testing.T) {
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
 		t.Call("main", fmt.Sprint("call-", t.Query.Attempt), "read_file", `{}`, "x")
-		t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
 	})
 	b.run()
 	s := b.loopingSession(events.AgentSpec{Retries: events.Retries{Attempts: 6}})
@@ -141,7 +141,7 @@ func TestLoops_KillAnAgentThatDoesNotObey(t *testing.T) {
 			t.Call("main", fmt.Sprint(i), "read_file", `{}`, "x")
 		}
 		<-t.killed
-		t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "killed"})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "killed"})
 	})
 	b.run()
 	s := b.loopingSession(events.AgentSpec{Retries: events.Retries{Attempts: 3}})
@@ -199,7 +199,7 @@ func TestLoops_WarnInTheConversationOfASubagent(t *testing.T) {
 				t.Call("main", fmt.Sprint("main-", i), "read_file", `{}`, "x")
 			}
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	b.run()
 	s := b.session()
@@ -298,7 +298,7 @@ func TestLoops_ContinueWithoutDamagedEvents(t *testing.T) {
 			}
 			t.Call("main", fmt.Sprint(i), "read_file", `{}`, strings.Repeat("x", 300_000))
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	a := b.run()
 	s := b.session()

@@ -20,7 +20,7 @@ func modalConfig(t *testing.T) Config {
 	dir := t.TempDir()
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
 	if err == nil {
-		err = authority.Trust(filepath.Join(dir, "ca.pem"))
+		err = authority.WriteTrustFile(filepath.Join(dir, "ca.pem"))
 	}
 	if err == nil {
 		err = os.WriteFile(filepath.Join(dir, "runner"), nil, 0o700)

@@ -16,6 +16,6 @@ func (c Config) sessionOutputLimits() events.OutputSize {
 }
 
 // outputPace returns the limit of an agent's output per second.
-func (c Config) outputPace() runner.Pace {
-	return runner.Pace{EventsPerSecond: uint32(c.OutputEventsPerSecond), BytesPerSecond: uint32(c.OutputBytesPerSecond)} //nolint:gosec // in range
+func (c Config) outputPace() runner.OutputRate {
+	return runner.OutputRate{EventsPerSecond: uint32(c.OutputEventsPerSecond), BytesPerSecond: uint32(c.OutputBytesPerSecond)} //nolint:gosec // in range
 }

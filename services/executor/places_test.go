@@ -177,10 +177,10 @@ func (s *fakeStore) blockRestores() *blockedRestores {
 }
 
 func (*fakeStore) Provide(ctx context.Context, box sandbox.Sandbox, t events.Transcript) error {
-	return workspace.Provide(ctx, box, t.SHA256, strings.NewReader(t.Object))
+	return workspace.ProvideTranscript(ctx, box, t.SHA256, strings.NewReader(t.Object))
 }
 
-func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.Tree) (uint32, error) {
+func (s *fakeStore) Restore(ctx context.Context, box sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.TreeName) (uint32, error) {
 	s.mu.Lock()
 	content, ok := s.snapshots[id]
 	restores := s.restores

@@ -23,7 +23,7 @@ func TestTurn_ReadsItsStateWhileCommitsAreInFlight(t *testing.T) {
 			turn.Text("b"+strconv.Itoa(i), "text")
 			turn.Say("metadata_update", events.MetadataUpdate{Usage: events.Usage{OutputTokens: uint32(i + 1)}}) //nolint:gosec // small
 		}
-		turn.End(runner.Ended{Outcome: runner.Completed, Result: "all"})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: "all"})
 	})
 	b.egress = &fakeEgress{}
 	b.setSpent(events.Budget{Tokens: 1 << 30}, events.BudgetUsage{Tokens: 1})
@@ -43,7 +43,7 @@ func TestWarm_ChecksAnAgentWhileATurnTakesIt(t *testing.T) {
 	const turns = 25
 	b := newBench(t, func(turn *fakeTurn) {
 		turn.Start()
-		turn.End(runner.Ended{Outcome: runner.Completed})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 	b.run(func(c *executor.Config) { c.WarmEvery = time.Millisecond })
 	s := b.session(func(c *events.SessionCreated) { c.Options.HealthIntervalMs = 1 })

@@ -32,7 +32,7 @@ func failsAfterACall(t *fakeTurn) {
 	t.Start()
 	if strings.Contains(t.Query.Content, "Continue it") {
 		t.Text("rest", "done")
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 		return
 	}
 	t.Say("transcript_written", events.TranscriptWritten{AgentSessionID: "agent-session-7"})
@@ -44,7 +44,7 @@ func failsAfterACall(t *fakeTurn) {
 		b.Status = events.StatusComplete
 		t.Say("block_complete", events.BlockComplete{Block: b})
 	}
-	t.End(runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "the model's API answered 500"})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: "the model's API answered 500"})
 }
 
 // TestRecover_ContinuesTheAgentsConversation tests that a recovery resumes the agent's own session, asks the agent to continue, and adds the
@@ -95,7 +95,7 @@ func TestRecover_InANewSandbox(t *testing.T) {
 	b := newBench(t, func(t *fakeTurn) {
 		t.Start()
 		if strings.Contains(t.Query.Content, "Continue it") {
-			t.End(runner.Ended{Outcome: runner.Completed})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 			return
 		}
 		t.Say("transcript_written", events.TranscriptWritten{AgentSessionID: "agent-session-7"})

@@ -27,11 +27,11 @@ func exits(last uint32) script {
 			t.Say("transcript_written", events.TranscriptWritten{AgentSessionID: "agent-session-7"})
 			t.Open("torn")
 			t.Stream("torn", 0, "half")
-			t.End(runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED", Message: "the agent's process ended"})
 			return
 		}
 		t.Text("whole", "done")
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	}
 }
 
@@ -110,12 +110,12 @@ func memoryThenSandbox(t *fakeTurn) {
 		return
 	}
 	t.Start()
-	t.End(runner.Ended{Outcome: runner.Failed, Code: "OUT_OF_MEMORY", Message: "no memory"})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "OUT_OF_MEMORY", Message: "no memory"})
 }
 
 func refused(t *fakeTurn) {
 	t.Start()
-	t.End(runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "no"})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: "no"})
 }
 
 // An execution that waits for its next attempt occupies no slot: with one slot another session runs meanwhile.

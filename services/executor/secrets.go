@@ -48,7 +48,7 @@ func (s *secretOpener) openBucket(ctx context.Context, js jetstream.JetStream) e
 	if s == nil {
 		return nil
 	}
-	kv, err := secret.Bucket(ctx, js)
+	kv, err := secret.OpenBucket(ctx, js)
 	if err == nil {
 		s.opener, err = secret.NewOpener(kv, s.identities...)
 	}

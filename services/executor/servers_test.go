@@ -33,7 +33,7 @@ func (s *served) all() []string {
 	return slices.Sorted(slices.Values(s.calls))
 }
 
-func (p serverProvider) StartServer(_ context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p serverProvider) StartServer(_ context.Context, id string, n int, s sandbox.MCPServer) (string, error) {
 	p.more.mu.Lock()
 	defer p.more.mu.Unlock()
 	if p.more.err != nil {

@@ -123,7 +123,7 @@ func TestSettingEgressServer(t *testing.T) {
 	dir := t.TempDir()
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
 	if err == nil {
-		err = authority.Trust(filepath.Join(dir, "ca.pem"))
+		err = authority.WriteTrustFile(filepath.Join(dir, "ca.pem"))
 	}
 	if err != nil {
 		t.Fatal(err)

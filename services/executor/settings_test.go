@@ -122,7 +122,7 @@ func TestSettingCommitWindow(t *testing.T) {
 					time.Sleep(time.Millisecond)
 				}
 			}
-			t.End(runner.Ended{Outcome: runner.Completed})
+			t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 		})
 		b.run(func(c *executor.Config) { c.CommitWindow = window })
 		s := b.session()
@@ -284,7 +284,7 @@ func metricValue(t *testing.T, registry *prometheus.Registry, name, label string
 // there is room, and the log says so. A cancelled one ends.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
-	srv := natstest.RunSmall(t)
+	srv := natstest.RunWithMinStore(t)
 	say := make(chan string)
 	b := newBenchOn(t, func(x *fakeTurn) {
 		x.Start()
@@ -297,13 +297,13 @@ func TestSettingStoreReserve(t *testing.T) {
 				going = false
 			}
 		}
-		x.End(runner.Ended{Outcome: runner.Interrupted})
+		x.End(runner.TurnEnd{Outcome: runner.OutcomeInterrupted})
 	}, srv.ClientURL(), natstest.Conn(t, srv))
 	b.run(func(c *executor.Config) { c.StoreReserve = 80 })
 	quiet, late := b.session(), b.session()
 	cancelled := quiet.post("go")
 	quiet.untilStarted()
-	empty := natstest.Fill(t, b.nc, 21)
+	empty := natstest.FillStore(t, b.nc, 21)
 	waiting := late.post("go")
 	b.until("the log says that output waits", func() bool {
 		say <- "early"
@@ -325,7 +325,7 @@ func TestSettingStoreReserve(t *testing.T) {
 	empty()
 	b.until("what was said is stored", stored)
 	late.untilStarted()
-	natstest.Fill(t, b.nc, 21)
+	natstest.FillStore(t, b.nc, 21)
 	for s, execution := range map[*talk]string{quiet: cancelled, late: waiting} {
 		s.cancel(execution)
 		s.untilEnded(execution)
@@ -339,17 +339,17 @@ func chatters(x *fakeTurn) {
 	for range 100_000 {
 		select {
 		case <-x.interrupted:
-			x.End(runner.Ended{Outcome: runner.Interrupted})
+			x.End(runner.TurnEnd{Outcome: runner.OutcomeInterrupted})
 			return
 		case <-x.killed:
-			x.End(runner.Ended{Outcome: runner.Killed})
+			x.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 			return
 		default:
 			x.Say("log", events.Log{Level: "info", Message: strings.Repeat("x", 1000)})
 			time.Sleep(100 * time.Microsecond)
 		}
 	}
-	x.End(runner.Ended{Outcome: runner.Completed})
+	x.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 }
 
 // An execution ends with OUTPUT_LIMIT at the lowest limit of its executor, its agent and its session, and the log has
@@ -415,18 +415,18 @@ func TestSettingPace(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		events, bytes int
-		want          runner.Pace
+		want          runner.OutputRate
 	}{
-		"default": {0, 0, runner.Pace{EventsPerSecond: 200, BytesPerSecond: 2 << 20}},
-		"set":     {7, 9, runner.Pace{EventsPerSecond: 7, BytesPerSecond: 9}},
+		"default": {0, 0, runner.OutputRate{EventsPerSecond: 200, BytesPerSecond: 2 << 20}},
+		"set":     {7, 9, runner.OutputRate{EventsPerSecond: 7, BytesPerSecond: 9}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got := make(chan runner.Pace, 1)
+			got := make(chan runner.OutputRate, 1)
 			b := newBench(t, func(x *fakeTurn) {
 				got <- x.Query.Pace
 				x.Start()
-				x.End(runner.Ended{Outcome: runner.Completed})
+				x.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 			})
 			b.run(func(to *executor.Config) { to.OutputEventsPerSecond, to.OutputBytesPerSecond = c.events, c.bytes })
 			s := b.session()

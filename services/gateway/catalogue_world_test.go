@@ -76,7 +76,7 @@ func (w *world) changeOf(c command.Command, read func(any)) (kind events.Aspect,
 		return change{ref, versions.ApplyVersion{CommandMeta: meta, Version: ref.Version, Tags: tags, Data: data(ref)}, spec, nil}
 	}
 	remove := func(data func(events.Reference) events.Payload) change {
-		var b command.Remove
+		var b command.RemoveEntry
 		read(&b)
 		return change{ref: b.Ref, command: versions.RemoveEntry{CommandMeta: meta, Version: b.Ref.Version, Data: data(b.Ref)}}
 	}

@@ -58,7 +58,7 @@ type Config struct {
 
 // validate sets the defaults and returns an error that begins with the name of the first invalid setting.
 func (c *Config) validate() error {
-	settings.Default(c)
+	settings.SetDefaults(c)
 	for _, d := range []struct {
 		name  string
 		value time.Duration

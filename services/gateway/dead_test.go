@@ -71,7 +71,7 @@ func TestDeadLetters_AreListedShownRetriedAndDropped(t *testing.T) {
 	g.do("POST", "/api/dead/"+first+"/retry", "").want(t, 200)
 	g.do("DELETE", "/api/dead/"+first, "").want(t, 200)
 	sent := s.commands(t)
-	if len(sent) != 2 || sent[0].Type != command.TypeRetryDead || sent[1].Type != command.TypeDropDead || string(sent[0].Body) != `{"sequence":`+first+`}` {
+	if len(sent) != 2 || sent[0].Type != command.TypeRetryDeadLetter || sent[1].Type != command.TypeDropDeadLetter || string(sent[0].Body) != `{"sequence":`+first+`}` {
 		t.Errorf("sent %+v", sent)
 	}
 	g.do("GET", "/api/dead/2", "").wantProblem(t, 404, "DEAD_LETTER_NOT_FOUND", "id") // another tenant's

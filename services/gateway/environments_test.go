@@ -150,7 +150,7 @@ func TestSecretsRecipient_SealsToThePublicKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	s := w.serveCommands()
-	identity, recipient, err := secret.Generate()
+	identity, recipient, err := secret.GenerateKeyPair()
 	must(t, err)
 	file := filepath.Join(t.TempDir(), "secrets.pub")
 	must(t, os.WriteFile(file, []byte(recipient+"\n"), 0o600))

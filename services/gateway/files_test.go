@@ -39,19 +39,19 @@ func (w *world) bucket() jetstream.ObjectStore {
 // with @ a link.
 func (w *world) snapshot(tenant, session string, at time.Time, files ...[2]string) (id string) {
 	w.t.Helper()
-	tree := wire.NewTree()
-	lines, pack, places, known := []string{wire.Header}, []byte{}, []string{}, map[wire.Hash]bool{}
+	tree := wire.NewTreeValidator()
+	lines, pack, places, known := []string{wire.HeaderV1}, []byte{}, []string{}, map[wire.Hash]bool{}
 	for _, f := range files {
-		e := wire.Entry{Path: wire.Workspace + "/" + strings.Trim(f[0], "/@"), Kind: wire.File, Mode: 0o644, ModTime: at}
+		e := wire.Entry{Path: wire.TreeWorkspace + "/" + strings.Trim(f[0], "/@"), Kind: wire.KindFile, Mode: 0o644, ModTime: at}
 		switch {
 		case strings.HasSuffix(f[0], "/"):
-			e.Kind, e.Mode = wire.Dir, 0o755
+			e.Kind, e.Mode = wire.KindDir, 0o755
 		case strings.HasPrefix(f[0], "@"):
-			e.Kind, e.Mode, e.ModTime, e.Target = wire.Symlink, 0, time.Time{}, f[1]
+			e.Kind, e.Mode, e.ModTime, e.Target = wire.KindSymlink, 0, time.Time{}, f[1]
 		default:
 			e.Size = int64(len(f[1]))
 			for block := range chunks(f[1], wire.BlockSize) {
-				hash := wire.Sum([]byte(block))
+				hash := wire.HashOf([]byte(block))
 				e.Blocks = append(e.Blocks, hash)
 				if known[hash] {
 					continue

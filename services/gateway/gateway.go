@@ -118,7 +118,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 		if g.certificate, err = certificate.OpenPair(g.cfg.TLSCert, g.cfg.TLSKey, g.deps.Logger); err != nil {
 			return fmt.Errorf("gateway: %w", err)
 		}
-		counts.Certificate.Watch(g.certificate.Expiry)
+		counts.Certificate.SetSource(g.certificate.Expiry)
 	}
 	g.storageWatch = storage.NewWatch(storage.Config{JetStream: js, Reserve: g.cfg.StoreReserve, Logger: g.deps.Logger})
 	counts.Register(g.storageWatch.Collectors()...)
@@ -157,7 +157,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 			OnOutcome: counts.CountCommand, OnStored: g.hub.RecordCommit,
 		}),
 		AwaitBudget: func(ctx context.Context, tenant string, p events.Period, limit events.Budget) error {
-			return budget.Await(ctx, js, tenant, p, limit)
+			return budget.AwaitBudget(ctx, js, tenant, p, limit)
 		},
 		SessionLimit: func(tenant string) int {
 			if own := g.limitsWatch.Limits(tenant).Sessions; own > 0 {
@@ -201,7 +201,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	}
 	var secure *tls.Config // TLS of the gRPC listener
 	if g.certificate != nil {
-		g.http.TLSConfig, secure = g.certificate.TLS(), g.certificate.TLS()
+		g.http.TLSConfig, secure = g.certificate.TLSConfig(), g.certificate.TLSConfig()
 		// On HTTP/2 a connection has many concurrent requests, whose headers are in memory before the clients are
 		// authenticated.
 		g.http.MaxHeaderBytes, g.http.HTTP2 = rest.MaxHeaderBytes, &http.HTTP2Config{MaxConcurrentStreams: maxHTTP2Streams}

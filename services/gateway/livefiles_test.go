@@ -74,7 +74,7 @@ func TestLiveFiles_AnotherTenantFindsNone(t *testing.T) {
 		if r.Tenant != "a" || r.Session != theirs {
 			t.Errorf("asked for %+v", r)
 		}
-		if r.Op == livefiles.List {
+		if r.Op == livefiles.OpListFiles {
 			return strings.NewReader("[]"), 2, nil
 		}
 		return strings.NewReader("content"), 7, nil
@@ -105,22 +105,22 @@ func TestLiveFiles_RefusalsNameTheirField(t *testing.T) {
 	g := w.gateway(gateway.Config{})
 	id := w.sandbox("default", "host", "ready")
 	source := w.serveLive(func(r livefiles.Request) (io.Reader, int64, error) {
-		return nil, 0, &livefiles.Error{Code: livefiles.Code(r.Path), Detail: "because"}
+		return nil, 0, &livefiles.Error{Code: livefiles.ErrorCode(r.Path), Detail: "because"}
 	})
-	for refusal, want := range map[livefiles.Code]struct {
+	for refusal, want := range map[livefiles.ErrorCode]struct {
 		status int
 		code   string
 		file   string // the field on the route of a file
 		list   string // the field on the route of a listing
 	}{
-		livefiles.NoSandbox:  {409, "NO_LIVE_SANDBOX", "live", "live"},
-		livefiles.NotFound:   {404, "FILE_NOT_FOUND", "path", "dir"},
-		livefiles.Outside:    {400, "INVALID_REQUEST", "path", "dir"},
-		livefiles.Unreadable: {403, "FORBIDDEN", "path", "dir"},
-		livefiles.TooLarge:   {422, "FILE_TOO_LARGE", "path", "dir"},
-		livefiles.Busy:       {503, "UNAVAILABLE", "", ""},
-		livefiles.Failed:     {503, "UNAVAILABLE", "", ""},
-		"OF_A_NEWER_BUILD":   {503, "UNAVAILABLE", "", ""},
+		livefiles.CodeNoSandbox:        {409, "NO_LIVE_SANDBOX", "live", "live"},
+		livefiles.CodeNotFound:         {404, "FILE_NOT_FOUND", "path", "dir"},
+		livefiles.CodeOutsideWorkspace: {400, "INVALID_REQUEST", "path", "dir"},
+		livefiles.CodeUnreadable:       {403, "FORBIDDEN", "path", "dir"},
+		livefiles.CodeTooLarge:         {422, "FILE_TOO_LARGE", "path", "dir"},
+		livefiles.CodeBusy:             {503, "UNAVAILABLE", "", ""},
+		livefiles.CodeFailed:           {503, "UNAVAILABLE", "", ""},
+		"OF_A_NEWER_BUILD":             {503, "UNAVAILABLE", "", ""},
 	} {
 		g.get("/api/sessions/"+id+"/files/"+string(refusal)+"?live=1").wantProblem(t, want.status, want.code, want.file)
 		g.get("/api/sessions/"+id+"/files?live=1&dir="+string(refusal)).wantProblem(t, want.status, want.code, want.list)

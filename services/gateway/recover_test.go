@@ -33,11 +33,11 @@ func TestRecover_IsAnExecutionOfTheSameSession(t *testing.T) {
 	g.do("POST", path, `{}`, header("Idempotency-Key", "again")).wantProblem(t, 409, "IDEMPOTENCY_MISMATCH", "Idempotency-Key")
 	var sent []command.Command
 	for _, c := range s.commands(t) {
-		if c.Type == command.TypeRecover {
+		if c.Type == command.TypeRecoverExecution {
 			sent = append(sent, c)
 		}
 	}
-	var b command.Recover
+	var b command.RecoverExecution
 	if len(sent) != 1 || sent[0].SessionID != sid || sent[0].ExecutionID != exe {
 		t.Fatalf("sent %+v", sent)
 	}

@@ -202,7 +202,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("announced by its seq only", func(t *testing.T) {
 		emitEvent(true)
-		w.announce("default", readmodel.Live{Session: id, Tip: w.tip(id)})
+		w.announce("default", readmodel.LiveMessage{Session: id, Tip: w.tip(id)})
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
@@ -216,7 +216,7 @@ func TestStream_RecoversFromAnUnreliableLIVE(t *testing.T) {
 	})
 	t.Run("lost, and a projector starts", func(t *testing.T) {
 		emitEvent(true)
-		must(t, w.projector.Publish(topology.ProjectorStartSubject, encode(t, readmodel.Started{Group: events.Partitioning(topology.DefaultPartitions).GroupOfID(id)})))
+		must(t, w.projector.Publish(topology.ProjectorStartSubject, encode(t, readmodel.ProjectorStarted{Group: events.Partitioning(topology.DefaultPartitions).GroupOfID(id)})))
 		began := time.Now()
 		one.until(t, s, all)
 		if took := time.Since(began); took > time.Second {
@@ -369,9 +369,9 @@ func (l *natsLink) cut() {
 }
 
 // announced returns the message that announced the events.
-func (w *world) announced(session string, from, to int) readmodel.Live {
+func (w *world) announced(session string, from, to int) readmodel.LiveMessage {
 	w.t.Helper()
-	l := readmodel.Live{Session: session, Tip: uint32(to)}
+	l := readmodel.LiveMessage{Session: session, Tip: uint32(to)}
 	rows, err := w.pool.Query(w.t.Context(), "SELECT event FROM events WHERE session = $1 AND seq BETWEEN $2 AND $3 ORDER BY seq", session, from, to)
 	must(w.t, err)
 	defer rows.Close()

@@ -63,7 +63,7 @@ func (b *secretsBucket) open(ctx context.Context) (jetstream.KeyValue, error) {
 	if b.kv != nil {
 		return b.kv, nil
 	}
-	kv, err := secret.Bucket(ctx, b.js)
+	kv, err := secret.OpenBucket(ctx, b.js)
 	if err != nil {
 		return nil, err
 	}

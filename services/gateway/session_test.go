@@ -113,7 +113,7 @@ func (s *sessions) execute(c command.Command) command.Answer {
 		return events.Event{ExecutionID: c.ExecutionID, Data: events.MessageAccepted{
 			BlockID: events.DeriveID(events.KindBlock, c.ExecutionID, "message"), Content: b.Content, Parts: b.Parts, Metadata: b.Metadata, Environment: b.Environment, Permissions: b.Permissions}}
 	}
-	if c.Type == command.TypeRetryDead || c.Type == command.TypeDropDead {
+	if c.Type == command.TypeRetryDeadLetter || c.Type == command.TypeDropDeadLetter {
 		return a
 	}
 	if a.Error = s.checkAgent(c, read); a.Error != nil {
@@ -223,8 +223,8 @@ func (s *sessions) change(c command.Command, read func(any), post func(command.P
 		var b command.PostMessage
 		read(&b)
 		e = post(b)
-	case command.TypeRecover:
-		var b command.Recover
+	case command.TypeRecoverExecution:
+		var b command.RecoverExecution
 		read(&b)
 		e = post(command.PostMessage{Content: "again", Environment: b.Environment})
 		m := e.Data.(events.MessageAccepted)
@@ -252,7 +252,7 @@ func (s *sessions) change(c command.Command, read func(any), post func(command.P
 		e = events.Event{ExecutionID: c.ExecutionID, Data: events.ResumeRequested{Control: 2}}
 	case command.TypeTerminate:
 		e = events.Event{ExecutionID: c.ExecutionID, Data: events.TerminateRequested{Control: 3, Reason: "terminated"}}
-	case command.TypeSync:
+	case command.TypeSyncWorkspace:
 		e.Data = events.SyncRequested{Sync: 1}
 	case command.TypePutFile:
 		var b command.PutFile

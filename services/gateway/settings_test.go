@@ -88,9 +88,9 @@ func TestMetrics_CountStreamsByKind(t *testing.T) {
 // reserve is left.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
-	w := newWorldOn(t, natstest.Conn(t, natstest.RunSmall(t)))
+	w := newWorldOn(t, natstest.Conn(t, natstest.RunWithMinStore(t)))
 	id := w.session("default")
-	natstest.Fill(t, w.nc, 21)
+	natstest.FillStore(t, w.nc, 21)
 	g := w.gatewayOn(gateway.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 80}}, w.nc, w.openPool(w.url))
 	g.do("POST", "/api/sessions", `{}`, header("Idempotency-Key", "k")).wantProblem(t, 507, "STORAGE_FULL", "")
 	g.do("PUT", "/api/sessions/"+id+"/files/a", "b").wantProblem(t, 507, "STORAGE_FULL", "")

@@ -28,10 +28,10 @@ func writeCertificate(t *testing.T, dir string, now time.Time, valid time.Durati
 	t.Helper()
 	authority, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: valid, RenewBefore: 1 << 60}, now)
 	must(t, err)
-	must(t, authority.Trust(filepath.Join(dir, "ca.pem")))
+	must(t, authority.WriteTrustFile(filepath.Join(dir, "ca.pem")))
 	_, err = authority.Issue(dir, []string{"127.0.0.1"})
 	must(t, err)
-	pool, err := certificate.ReadPool(filepath.Join(dir, "ca.pem"))
+	pool, err := certificate.ReadCertPool(filepath.Join(dir, "ca.pem"))
 	must(t, err)
 	return pool
 }

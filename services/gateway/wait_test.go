@@ -384,7 +384,7 @@ func TestWait_ReadModelsBehind(t *testing.T) {
 		end := events.Event{ID: newID(t, events.KindEvent), ExecutionID: sent.ExecutionID, Source: events.FromServer, Time: time.Now(), Data: events.ExecutionCompleted{}}
 		wire, err := end.ToWire(sent.SessionID, 4, "0-9")
 		must(t, err)
-		w.announce("default", readmodel.Live{Session: sent.SessionID, Tip: 4, Events: []events.WireEvent{wire}})
+		w.announce("default", readmodel.LiveMessage{Session: sent.SessionID, Tip: 4, Events: []events.WireEvent{wire}})
 		g.wantReaders(t, 1) // the wait has found that the rows are missing
 		w.mu.Lock()
 		w.unannounced = true

@@ -29,7 +29,7 @@ func ServeWaiting(ctx context.Context, cfg Config, deps Deps) (stop func(), err 
 		if err != nil {
 			return nil, fmt.Errorf("gateway: %w", err)
 		}
-		secure = pair.TLS()
+		secure = pair.TLSConfig()
 	}
 	var config net.ListenConfig
 	l, err := config.Listen(ctx, "tcp", cfg.Listen)

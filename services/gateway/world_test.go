@@ -94,7 +94,7 @@ func newWorldOn(t *testing.T, nc *nats.Conn) *world {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	w := &world{t: t, url: db.Gateway, nc: nc, projector: nc, executor: nc, js: js, frames: map[int]uint64{}, sessions: map[string]*fakeSession{}, entries: map[string]*versions.State{}}
 	must(t, readmodel.Migrate(t.Context(), db.Projector))
 	w.pool = w.openPool(db.Projector)
@@ -244,7 +244,7 @@ func (w *world) commit(tenant, session string, list []events.Event) {
 	tx, err := w.pool.Begin(ctx)
 	must(w.t, err)
 	p := projection{w: w, tx: tx, f: f}
-	live := readmodel.Live{Session: session}
+	live := readmodel.LiveMessage{Session: session}
 	w.position++
 	f.position = "0-" + strconv.FormatInt(w.position, 10)
 	for i, e := range list {
@@ -261,7 +261,7 @@ func (w *world) commit(tenant, session string, list []events.Event) {
 	}
 }
 
-func (w *world) announce(tenant string, live readmodel.Live) {
+func (w *world) announce(tenant string, live readmodel.LiveMessage) {
 	w.t.Helper()
 	must(w.t, w.projector.Publish(events.LiveSubject(tenant, live.Session), encode(w.t, live)))
 }

@@ -29,7 +29,7 @@ type announcer struct {
 // announceTakeover publishes that this process projects the group from now on. Gateways then compare the group's
 // sessions with the read models, because announcements may have been lost.
 func (a *announcer) announceTakeover() error {
-	data, err := json.Marshal(readmodel.Started{Group: a.group})
+	data, err := json.Marshal(readmodel.ProjectorStarted{Group: a.group})
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (a *announcer) announceChanges(list []fold.Announcement) error {
 	return nil
 }
 
-// encodeAnnouncement encodes the new events of one session as readmodel.Live, in messages of at most limit bytes. Only
+// encodeAnnouncement encodes the new events of one session as readmodel.LiveMessage, in messages of at most limit bytes. Only
 // the last message has the session's tip; the others have the seq of their last event, so that gateways do not treat
 // the remaining events as missing. An event that is too large for a message is announced by its seq only.
 func encodeAnnouncement(l fold.Announcement, limit int) [][]byte {

@@ -157,10 +157,10 @@ func TestTenantUsage_IsCountedByDay(t *testing.T) {
 	w.session(-1).create().turn(1)
 	want[1].Spent = events.BudgetUsage{Turns: 1, Tokens: 30, CostUSD: 0.25, TimeMs: 1234}
 	w.awaitUsage("default", now, want...)
-	if got := (budget.Tenant{Budgets: want}).Exceeded("default", now); got != "tenant default since 2026-05-01 has used 30 tokens, and its budget is 5" {
+	if got := (budget.Tenant{Budgets: want}).ExceededBudget("default", now); got != "tenant default since 2026-05-01 has used 30 tokens, and its budget is 5" {
 		t.Error(got)
 	}
-	if got := (budget.Tenant{Budgets: want}).Exceeded("default", now.AddDate(0, 1, 0)); got != "" {
+	if got := (budget.Tenant{Budgets: want}).ExceededBudget("default", now.AddDate(0, 1, 0)); got != "" {
 		t.Error(got)
 	}
 }

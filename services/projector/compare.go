@@ -18,26 +18,26 @@ import (
 
 // rebuiltTables lists the tables that a fold of the log writes, each with its primary key.
 var rebuiltTables = []struct{ table, key string }{
-	{readmodel.Sessions, "tenant, id"},
-	{readmodel.DeletedSessions, "tenant, id"},
-	{readmodel.Executions, "tenant, session, id"},
-	{readmodel.Blocks, "tenant, session, id"},
-	{readmodel.Events, "tenant, session, seq"},
-	{readmodel.ToolCalls, "tenant, session, tool_use_id"},
-	{readmodel.Conversations, "tenant, session, id"},
-	{readmodel.Approvals, "tenant, session, id"},
-	{readmodel.Sandboxes, "tenant, session, id"},
-	{readmodel.Files, "tenant, session, id"},
-	{readmodel.Usage, "tenant, session, id"},
-	{readmodel.Keys, "tenant, id"},
-	{readmodel.CatalogueEntries, "tenant, id"},
-	{readmodel.CatalogueVersions, "tenant, id, version"},
-	{readmodel.TenantUsage, "tenant, id"},
-	{readmodel.TenantBudgets, "tenant, period"},
-	{readmodel.TenantLimits, "tenant"},
-	{readmodel.Audit, "tenant, shard, seq"},
-	{readmodel.SessionStates, "tenant, session, seq"},
-	{readmodel.Poison, "position"},
+	{readmodel.TableSessions, "tenant, id"},
+	{readmodel.TableDeletedSessions, "tenant, id"},
+	{readmodel.TableExecutions, "tenant, session, id"},
+	{readmodel.TableBlocks, "tenant, session, id"},
+	{readmodel.TableEvents, "tenant, session, seq"},
+	{readmodel.TableToolCalls, "tenant, session, tool_use_id"},
+	{readmodel.TableConversations, "tenant, session, id"},
+	{readmodel.TableApprovals, "tenant, session, id"},
+	{readmodel.TableSandboxes, "tenant, session, id"},
+	{readmodel.TableFiles, "tenant, session, id"},
+	{readmodel.TableUsage, "tenant, session, id"},
+	{readmodel.TableKeys, "tenant, id"},
+	{readmodel.TableCatalogueEntries, "tenant, id"},
+	{readmodel.TableCatalogueVersions, "tenant, id, version"},
+	{readmodel.TableTenantUsage, "tenant, id"},
+	{readmodel.TableTenantBudgets, "tenant, period"},
+	{readmodel.TableTenantLimits, "tenant"},
+	{readmodel.TableAudit, "tenant, shard, seq"},
+	{readmodel.TableSessionStates, "tenant, session, seq"},
+	{readmodel.TablePoison, "position"},
 }
 
 // DifferenceError reports the first row in which the read models differ from a fold of the log.
@@ -83,7 +83,7 @@ func (b *rebuild) compareWithLive(ctx context.Context) (rows uint64, err error) 
 			// If the commits at the position differ, or the log is shorter, no rows need to be compared.
 			if have := g.checkpoint; have.Position != target[n].Position || have.CommitID != target[n].CommitID {
 				return &DifferenceError{
-					Table: readmodel.Checkpoints, Columns: []string{"position", "commit_id"},
+					Table: readmodel.TableCheckpoints, Columns: []string{"position", "commit_id"},
 					Live: fmt.Sprintf(`{"grp":%d,"position":%d,"commit_id":%q}`, n, target[n].Position, target[n].CommitID), Rebuilt: fmt.Sprintf(`{"grp":%d,"position":%d,"commit_id":%q}`, n, have.Position, have.CommitID),
 				}
 			}
@@ -137,7 +137,7 @@ func compareTable(ctx context.Context, live pgx.Tx, rebuilt *pgx.Conn, table, ke
 // differs because a fold adds the usage of an erased session as one number, and that of other sessions in many
 // additions.
 func equalUsageRows(table string, live, rebuilt []byte) bool {
-	if table != readmodel.TenantUsage || live == nil || rebuilt == nil {
+	if table != readmodel.TableTenantUsage || live == nil || rebuilt == nil {
 		return false
 	}
 	var x, y map[string]any

@@ -68,10 +68,10 @@ func TestTenantEvents_AreCountedByDay(t *testing.T) {
 		return err
 	})
 	now := w.awaitOutput("default", w.outputInLog("default"))
-	if why := now.EventsExceeded("default", testTime); why == "" {
+	if why := now.ExceededEventLimit("default", testTime); why == "" {
 		t.Errorf("the limit of one event is not exceeded by %+v", now)
 	}
-	if why := now.EventsExceeded("default", testTime.AddDate(0, 0, 1)); why != "" {
+	if why := now.ExceededEventLimit("default", testTime.AddDate(0, 0, 1)); why != "" {
 		t.Errorf("on the next day: %s", why)
 	}
 	kept.turn(2)

@@ -372,7 +372,7 @@ func TestRun_FoldsAnOlderBackupForward(t *testing.T) {
 	eventually(t, "tables", func() error { return readmodel.Migrate(t.Context(), w.url) })
 	w.awaitProjected(s)
 	stop()
-	backup := readmodeltest.WithRoles(t, copyDatabase(t, w.db.Superuser)).Projector
+	backup := readmodeltest.CreateRoles(t, copyDatabase(t, w.db.Superuser)).Projector
 	stop = w.start()
 	s.turn(2)
 	w.awaitProjected(s)

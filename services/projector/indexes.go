@@ -52,7 +52,7 @@ func dropDeferredIndexes(ctx context.Context, url string, logger *slog.Logger) (
 	}
 	d := &deferredIndexes{conn: conn, logger: logger}
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, selectDeferredIndexes, readmodel.Events, readmodel.Checkpoints)
+		rows, err := tx.Query(ctx, selectDeferredIndexes, readmodel.TableEvents, readmodel.TableCheckpoints)
 		if err != nil {
 			return err
 		}

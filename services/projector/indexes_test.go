@@ -202,10 +202,10 @@ func TestRebuild_RowThatAnIndexRefuses(t *testing.T) {
 	s.append(&s.life, "", events.SessionCreated{Agent: hex.EncodeToString(random), AgentVersion: "1", Architecture: "spool", Provider: "local"})
 	s.turn(1)
 	w.awaitProjected(s)
-	if n := queryOne[int](w, "SELECT count(*) FROM "+readmodel.Poison); n != 1 {
+	if n := queryOne[int](w, "SELECT count(*) FROM "+readmodel.TablePoison); n != 1 {
 		t.Fatalf("%d commits are poison, want 1", n)
 	}
-	poisoned := "SELECT regexp_replace(reason, 'spool(_shadow)?', '') FROM " + readmodel.Poison
+	poisoned := "SELECT regexp_replace(reason, 'spool(_shadow)?', '') FROM " + readmodel.TablePoison
 	live := queryOne[string](w, poisoned)
 	w.rebuild()
 	w.checkSchema(migrated)

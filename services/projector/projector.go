@@ -35,7 +35,7 @@ type Config struct {
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid
 // setting.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	if c.DatabaseURL == "" {
 		return c, errors.New("database-url: value is empty: set SPOOL_DATABASE_URL to the Postgres database of the read models")
 	}
@@ -195,7 +195,7 @@ type backoff struct {
 
 // newBackoff returns a backoff for an operation. Log messages name the operation.
 func newBackoff(logger *slog.Logger, operation string) backoff {
-	return backoff{logger: logger, operation: operation, pauses: retry.Doubling(minRetryPause, maxRetryPause)}
+	return backoff{logger: logger, operation: operation, pauses: retry.NewDoubling(minRetryPause, maxRetryPause)}
 }
 
 // reset must be called after a success. It makes the pause after the next failure a short one.

@@ -26,7 +26,7 @@ func TestSettingBuffers_LimitReadAheadAndRows(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p := &Projector{cfg: Config{DatabaseURL: pgtest.URL(t), BufferBytes: size, PresentRows: size >> 10}, deps: Deps{Log: log, Now: time.Now}}
+		p := &Projector{cfg: Config{DatabaseURL: pgtest.NewDatabase(t), BufferBytes: size, PresentRows: size >> 10}, deps: Deps{Log: log, Now: time.Now}}
 		g := newGroupProjection(p, 0, slog.New(slog.DiscardHandler))
 		over, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()

@@ -38,7 +38,7 @@ func metricSum(t *testing.T, registry *prometheus.Registry, name, label string) 
 func TestSettingDatabaseURL_SelectsTheDatabase(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
-	first, second := w.url, pgtest.URL(t)
+	first, second := w.url, pgtest.NewDatabase(t)
 	s := w.session(-1).create()
 	for _, url := range []string{second, first} {
 		w.start(func(c *projector.Config, _ *projector.Deps) { c.DatabaseURL = url })

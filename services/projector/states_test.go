@@ -74,7 +74,7 @@ func TestStates_AreTheFoldOfTheLog(t *testing.T) {
 	w.start()
 	long.append(&long.life, "", events.SessionDeleted{})
 	w.awaitProjected(long)
-	if n := queryOne[int](w, "SELECT count(*) FROM "+readmodel.SessionStates); n != 0 {
+	if n := queryOne[int](w, "SELECT count(*) FROM "+readmodel.TableSessionStates); n != 0 {
 		t.Errorf("%d states of a deleted session are left", n)
 	}
 }

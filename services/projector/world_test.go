@@ -51,7 +51,7 @@ type world struct {
 	nc  *nats.Conn
 	js  jetstream.JetStream
 	log *jslog.Log
-	db  readmodeltest.URLs
+	db  readmodeltest.RoleURLs
 	url string
 }
 
@@ -80,7 +80,7 @@ func newWorldWith(t testing.TB, layout topology.Layout, cfg natsserver.Config) *
 	if err != nil {
 		t.Fatal(err)
 	}
-	db := readmodeltest.Database(t)
+	db := readmodeltest.NewDatabase(t)
 	return &world{t: t, srv: srv, nc: nc, js: js, log: log, db: db, url: db.Projector}
 }
 
@@ -348,13 +348,13 @@ func (s *session) follow() *follower {
 	return &follower{s.w.t, sub}
 }
 
-func (f *follower) next() readmodel.Live {
+func (f *follower) next() readmodel.LiveMessage {
 	f.t.Helper()
 	m, err := f.sub.NextMsg(patience)
 	if err != nil {
 		f.t.Fatalf("no message on LIVE: %v", err)
 	}
-	var l readmodel.Live
+	var l readmodel.LiveMessage
 	if err := json.Unmarshal(m.Data, &l); err != nil {
 		f.t.Fatalf("LIVE: %v: %s", err, m.Data)
 	}
@@ -363,9 +363,9 @@ func (f *follower) next() readmodel.Live {
 
 // tables are the read models that a rebuild must reproduce.
 var tables = []string{
-	readmodel.Sessions, readmodel.DeletedSessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls,
-	readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes, readmodel.Files, readmodel.Usage, readmodel.Keys, readmodel.Poison, readmodel.CatalogueEntries, readmodel.CatalogueVersions,
-	readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit, readmodel.SessionStates,
+	readmodel.TableSessions, readmodel.TableDeletedSessions, readmodel.TableExecutions, readmodel.TableBlocks, readmodel.TableEvents, readmodel.TableToolCalls,
+	readmodel.TableConversations, readmodel.TableApprovals, readmodel.TableSandboxes, readmodel.TableFiles, readmodel.TableUsage, readmodel.TableKeys, readmodel.TablePoison, readmodel.TableCatalogueEntries, readmodel.TableCatalogueVersions,
+	readmodel.TableTenantUsage, readmodel.TableTenantBudgets, readmodel.TableTenantLimits, readmodel.TableAudit, readmodel.TableSessionStates,
 }
 
 // dump returns all rows of the read models.

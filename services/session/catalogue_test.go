@@ -111,11 +111,11 @@ func TestAgents_VersionsAndPins(t *testing.T) {
 	s.mustRefuse(command.CreateSession{Agent: "acme/reviewer"}, "AGENT_NOT_FOUND", "agent")
 	s.mustRefuse(command.CreateSession{Agent: "Reviewer*"}, "INVALID_REQUEST", "agent")
 	s.mustRefuse(command.CreateSession{Agent: "reviewer", Environments: []string{"none"}}, "ENVIRONMENT_NOT_FOUND", "environments[0]")
-	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error != nil {
+	if a := s.send(command.TypeRemoveAgent, "", "", command.RemoveEntry{Ref: reviewer}); a.Error != nil {
 		t.Fatalf("remove: %v", a.Error)
 	}
 	s.mustRefuse(command.CreateSession{Agent: "reviewer"}, "AGENT_NOT_FOUND", "agent")
-	if a := s.send(command.TypeRemoveAgent, "", "", command.Remove{Ref: reviewer}); a.Error == nil || a.Error.Code != "AGENT_NOT_FOUND" || a.Error.Field != "ref" {
+	if a := s.send(command.TypeRemoveAgent, "", "", command.RemoveEntry{Ref: reviewer}); a.Error == nil || a.Error.Code != "AGENT_NOT_FOUND" || a.Error.Field != "ref" {
 		t.Errorf("removed again: %+v", a.Error)
 	}
 	s.post(pinned) // a session that pinned the agent continues to work
@@ -274,9 +274,9 @@ func TestSecrets_AreForgottenAtTheEndOfTheirExecution(t *testing.T) {
 	t.Parallel()
 	s := newStack(t)
 	s.startCopy("a", session.Config{})
-	kv, err := secret.Bucket(t.Context(), s.js)
+	kv, err := secret.OpenBucket(t.Context(), s.js)
 	must(t, err)
-	identity, _, err := secret.Generate()
+	identity, _, err := secret.GenerateKeyPair()
 	must(t, err)
 	keys, err := secret.ParseIdentities(identity)
 	must(t, err)

@@ -109,7 +109,7 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	first := s.post(sid)
 	w.runJob("of the query")
 	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Run.Sandbox.ID != "" })
-	s.mustSend(command.TypeSync, sid, "")
+	s.mustSend(command.TypeSyncWorkspace, sid, "")
 	// Give the job up like the Router.
 	msg, err := w.jobs.Next(jetstream.FetchMaxWait(within))
 	must(t, err)
@@ -121,10 +121,10 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	must(t, err)
 	must(t, msg.TermWithReason("it could not be done"))
 	at := s.letters()[0]
-	if a := s.sendDeadLetter(command.TypeRetryDead, "other", at); a.Error != nil || len(s.letters()) != 1 {
+	if a := s.sendDeadLetter(command.TypeRetryDeadLetter, "other", at); a.Error != nil || len(s.letters()) != 1 {
 		t.Fatalf("another tenant's retry: %+v, letters %v", a, s.letters())
 	}
-	if a := s.sendDeadLetter(command.TypeRetryDead, "default", at); a.Error != nil || len(s.letters()) != 0 {
+	if a := s.sendDeadLetter(command.TypeRetryDeadLetter, "default", at); a.Error != nil || len(s.letters()) != 0 {
 		t.Fatalf("retry: %+v, letters %v", a, s.letters())
 	}
 	w.runJob("of the retry")
@@ -133,16 +133,16 @@ func TestDeadLetter_RetryAndDrop(t *testing.T) {
 	of := topology.CommandSubject(topology.ServiceSession, "default", sid)
 	_, err = s.js.Publish(t.Context(), topology.DeadSubject(of), []byte("{"))
 	must(t, err)
-	if a := s.sendDeadLetter(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "DEAD_LETTER_FINAL" || a.Error.Field != "id" {
+	if a := s.sendDeadLetter(command.TypeRetryDeadLetter, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "DEAD_LETTER_FINAL" || a.Error.Field != "id" {
 		t.Errorf("retry of a command: %+v", a)
 	}
-	if a := s.sendDeadLetter(command.TypeDropDead, "default", s.letters()[0]); a.Error != nil || len(s.letters()) != 0 {
+	if a := s.sendDeadLetter(command.TypeDropDeadLetter, "default", s.letters()[0]); a.Error != nil || len(s.letters()) != 0 {
 		t.Errorf("drop: %+v, letters %v", a, s.letters())
 	}
 	_, err = s.js.PublishMsg(t.Context(), letter)
 	must(t, err)
 	s.mustSend(command.TypeDeleteSession, sid, "")
-	if a := s.sendDeadLetter(command.TypeRetryDead, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "SESSION_NOT_FOUND" || a.Error.Field != "sessionId" || len(s.letters()) != 1 {
+	if a := s.sendDeadLetter(command.TypeRetryDeadLetter, "default", s.letters()[0]); a.Error == nil || a.Error.Code != "SESSION_NOT_FOUND" || a.Error.Field != "sessionId" || len(s.letters()) != 1 {
 		t.Errorf("retry for a deleted session: %+v, letters %v", a, s.letters())
 	}
 }

@@ -17,7 +17,7 @@ import (
 // can create consumers, and that without it they cannot.
 func TestSettingGate(t *testing.T) {
 	t.Parallel()
-	url := natstest.RunWithoutGate(t)
+	url := natstest.RunWithoutConsumerGate(t)
 	js, err := jetstream.New(natstest.ConnAs(t, url, topology.UserProjector))
 	must(t, err)
 	for _, c := range []struct {

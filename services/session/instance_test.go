@@ -106,7 +106,7 @@ func TestDefaultInstance_CanBeChangedAndRemoved(t *testing.T) {
 	if got := of(); got != own || got == made {
 		t.Errorf("after the tenant's own version a session gets %s, want %s", got, own)
 	}
-	if a := s.send(command.TypeRemoveInstance, "", "", command.Remove{Ref: bare}); a.Error != nil {
+	if a := s.send(command.TypeRemoveInstance, "", "", command.RemoveEntry{Ref: bare}); a.Error != nil {
 		t.Fatal(a.Error)
 	}
 	if got := of(); got != made {

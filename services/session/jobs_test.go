@@ -89,7 +89,7 @@ func TestSyncBehindAPausedExecution_PublishesAnotherJob(t *testing.T) {
 	first := s.post(sid)
 	w.runJob("of the first turn")
 	s.await(sid, "idle with its sandbox", func(l *eventlog.SessionState) bool { return l.Run.HasEnded(first) && l.Run.Sandbox.ID != "" })
-	s.mustSend(command.TypeSync, sid, "")
+	s.mustSend(command.TypeSyncWorkspace, sid, "")
 	w.waiting(1)
 	second := s.post(sid)
 	w.waiting(2)

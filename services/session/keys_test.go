@@ -270,8 +270,8 @@ func TestKeys_LimitedToAgents(t *testing.T) {
 	before := len(s.history(theirs))
 	for typ, body := range map[command.Type]any{
 		command.TypeUpdateSession: command.UpdateSession{Metadata: json.RawMessage(`1`)}, command.TypePostMessage: command.PostMessage{Content: "x"},
-		command.TypeRecover:   command.Recover{ExecutionID: exe},
-		command.TypeInterrupt: nil, command.TypeCancel: nil, command.TypePause: nil, command.TypeResume: nil, command.TypeTerminate: nil, command.TypeSync: nil,
+		command.TypeRecoverExecution: command.RecoverExecution{ExecutionID: exe},
+		command.TypeInterrupt:        nil, command.TypeCancel: nil, command.TypePause: nil, command.TypeResume: nil, command.TypeTerminate: nil, command.TypeSyncWorkspace: nil,
 		command.TypePutFile: command.PutFile{File: command.File{Path: "a", SHA256: strings.Repeat("a", 64)}}, command.TypeRemoveFile: command.RemoveFile{Path: "a"},
 		command.TypeDeleteSession: nil, command.TypeCreateSession: command.CreateSession{Agent: "mine"},
 		command.TypeStartExecution: command.StartExecution{Create: command.CreateSession{Agent: "mine"}, Post: command.PostMessage{Content: "x"}},

@@ -66,7 +66,7 @@ func TestTenantEvents_RefusesWork(t *testing.T) {
 	s.startCopy("one", session.Config{})
 	setUsage := func(limits events.TenantLimits, day time.Time) {
 		t.Helper()
-		s.setTenantEntry(budget.Tenant{Limits: limits, Used: budget.DayOutput{Day: day.UTC().Format(time.DateOnly), Logged: events.OutputSize{Events: 10, Bytes: 5000}}})
+		s.setTenantEntry(budget.Tenant{Limits: limits, Used: budget.DailyOutput{Day: day.UTC().Format(time.DateOnly), Logged: events.OutputSize{Events: 10, Bytes: 5000}}})
 	}
 	post := func(sid string) (string, *command.Error) {
 		exe := id(events.KindExecution)

@@ -38,7 +38,7 @@ func (s *stack) end(sid, exe string, started bool, outcome events.Payload) {
 func (s *stack) recover(sid, failed string, variables map[string]events.Variable) (exe string, a command.Answer) {
 	s.t.Helper()
 	exe = id(events.KindExecution)
-	return exe, s.send(command.TypeRecover, sid, exe, command.Recover{ExecutionID: failed, Environment: variables})
+	return exe, s.send(command.TypeRecoverExecution, sid, exe, command.RecoverExecution{ExecutionID: failed, Environment: variables})
 }
 
 // mustRefuseRecovery fails the test unless the recovery is refused with a code and writes nothing.
@@ -79,7 +79,7 @@ func TestRecover_RepeatsTheMessageAsANewExecution(t *testing.T) {
 
 	cmd, first := id(events.KindCommand), id(events.KindExecution)
 	for range 2 { // the same command, as a gateway sends it for the same Idempotency-Key
-		a, err := s.trySend(cmd, command.TypeRecover, sid, first, command.Recover{ExecutionID: exe})
+		a, err := s.trySend(cmd, command.TypeRecoverExecution, sid, first, command.RecoverExecution{ExecutionID: exe})
 		must(t, err)
 		if a.Error != nil || a.ExecutionID != first {
 			t.Fatalf("the answer is %+v", a)

@@ -52,7 +52,7 @@ func TestRetry_AfterManyOtherCommands_ChangesNothing(t *testing.T) {
 			{command.TypeCreateSession, command.CreateSession{}},
 			{command.TypeStartExecution, command.StartExecution{Post: command.PostMessage{Content: "hello"}}},
 			{command.TypePutFile, file(0)},
-			{command.TypeSync, nil},
+			{command.TypeSyncWorkspace, nil},
 			{command.TypeUpdateSession, command.UpdateSession{Options: &events.Options{IdleTimeoutMs: 61_000}}},
 		} {
 			t.Run(fmt.Sprintf("%s by a gateway that is ahead by %s", c.typ, clock), func(t *testing.T) {

@@ -48,7 +48,7 @@ type Config struct {
 	HostPaths      []string      `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, sessions with local sandboxes may work instead of a workspace of their own; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Executors need the same value."`
 	imagepolicy.ImageSettings
 	storage.ReserveSettings
-	lease.EngineSettings
+	lease.EngineTimeoutSettings
 
 	MaxKeys int `default:"1000" env:"SPOOL_MAX_KEYS" help:"Largest number of API keys of a tenant, without revoked ones. Keys that expired more than a day ago are revoked to make room."`
 
@@ -66,7 +66,7 @@ type Config struct {
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is
 // invalid.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	for _, d := range []struct {
 		name  string
 		value time.Duration
@@ -136,7 +136,7 @@ type Service struct {
 	deps    Deps
 	js      jetstream.JetStream
 	router  *bus.Router
-	leases  *lease.Watcher
+	leases  *lease.EngineWatcher
 	budgets *budget.Watch
 	room    *storage.Watch
 	clock   *bus.Clock
@@ -199,11 +199,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Sessions: sessions, JetStream: js, Publisher: publisher, Leases: s.leases, EngineGone: cfg.EngineGone, Budgets: s.budgets, Now: deps.Now, Logger: deps.Logger,
 		Service: "session/" + deps.Copy, Reacted: counts.observeReactorLag, Published: counts.jobs.Inc, Ended: s.requestHeadsSigning,
 		Forget: func(ctx context.Context, tenant, execution string) error {
-			kv, err := secret.Bucket(ctx, js)
+			kv, err := secret.OpenBucket(ctx, js)
 			if err != nil {
 				return err
 			}
-			return secret.Forget(ctx, kv, tenant, execution)
+			return secret.RemoveExecutionSecrets(ctx, kv, tenant, execution)
 		},
 	})
 	if s.router, err = bus.NewRouter(bus.RouterConfig{DeadLetter: publisher, Clock: s.clock, Logger: deps.Logger}); err != nil {

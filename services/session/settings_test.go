@@ -349,11 +349,11 @@ func TestSettingHostPaths(t *testing.T) {
 // one can be deleted.
 func TestSettingStoreReserve(t *testing.T) {
 	t.Parallel()
-	s := newStackOn(t, natstest.RunSmall(t))
+	s := newStackOn(t, natstest.RunWithMinStore(t))
 	little := s.startCopy("little", session.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 1}})
 	there := s.create(events.Options{})
 	little.stop()
-	natstest.Fill(t, s.nc, 21)
+	natstest.FillStore(t, s.nc, 21)
 	much := s.startCopy("much", session.Config{ReserveSettings: storage.ReserveSettings{StoreReserve: 80}})
 	if a := s.send(command.TypeCreateSession, id(events.KindSession), "", command.CreateSession{}); a.Error == nil || a.Error.Code != command.CodeStorageFull {
 		t.Errorf("with a reserve of 80 %%: %+v", a)

@@ -24,7 +24,7 @@ func (s *stack) setBudget(p events.Period, limit events.Budget) {
 	}
 	ctx, cancel := context.WithTimeout(s.t.Context(), within)
 	defer cancel()
-	must(s.t, budget.Await(ctx, s.js, "default", p, limit))
+	must(s.t, budget.AwaitBudget(ctx, s.js, "default", p, limit))
 }
 
 // setTenantEntry replaces what dispatch reads about the default tenant. The position of the new entry is past the end

@@ -136,8 +136,8 @@ func TestControls_RepeatedOnesChangeNothing(t *testing.T) {
 			t.Errorf("%s %s: %+v", typ, exe, a)
 		}
 	}
-	do(command.TypeSync, "")
-	do(command.TypeSync, "")
+	do(command.TypeSyncWorkspace, "")
+	do(command.TypeSyncWorkspace, "")
 	do(command.TypePause, exe)
 	do(command.TypePause, exe) // a second pause changes nothing
 	do(command.TypeResume, exe)

@@ -16,7 +16,7 @@ import (
 )
 
 // refuseAll pushes each bad ZIP, and checks that it is refused with its code and field, and that nothing is stored.
-func refuseAll(t *testing.T, list []skilltest.Bad) {
+func refuseAll(t *testing.T, list []skilltest.InvalidZIP) {
 	t.Helper()
 	b := newFixture(t)
 	scratch := t.TempDir()
@@ -37,7 +37,7 @@ func refuseAll(t *testing.T, list []skilltest.Bad) {
 
 func TestPush_RefusesUnsafeEntries(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.UnsafeEntries())
+	refuseAll(t, skilltest.UnsafeEntryZIPs())
 }
 
 func TestPush_RefusesForgedArchives(t *testing.T) {
@@ -47,7 +47,7 @@ func TestPush_RefusesForgedArchives(t *testing.T) {
 
 func TestPush_RefusesInvalidDocuments(t *testing.T) {
 	t.Parallel()
-	refuseAll(t, skilltest.InvalidDocuments())
+	refuseAll(t, skilltest.InvalidDocumentZIPs())
 }
 
 // TestPush_OtherDigestsAndConcurrentUploads tests a ZIP whose digest differs from the stated one, and fifty
@@ -80,7 +80,7 @@ func pushFiftyTimes(t *testing.T, copies int) {
 	for range copies {
 		b.startCopy(skills.Config{Workers: 16})
 	}
-	z := skilltest.Build(skilltest.Document(), skilltest.Item{Name: "data", Content: skilltest.Random(1 << 20), Raw: true})
+	z := skilltest.BuildZIP(skilltest.DocumentEntry(), skilltest.ZIPEntry{Name: "data", Content: skilltest.IncompressibleBytes(1 << 20), Raw: true})
 	stream, err := b.admin.Stream(t.Context(), "OBJ_"+topology.BucketSkills)
 	must(t, err)
 	var all sync.WaitGroup

@@ -67,7 +67,7 @@ func TestSettingWorkers(t *testing.T) {
 		var all sync.WaitGroup
 		for range 6 {
 			all.Go(func() {
-				b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: ref})
+				b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: ref})
 			})
 		}
 		select {
@@ -149,7 +149,7 @@ func TestMetrics_CountCommandsAndZIPs(t *testing.T) {
 	stop := b.run(skills.Config{}, skills.Deps{Metrics: registry})
 	b.ok(b.push(version(1)))
 	b.ok(b.push(version(1)))
-	b.push(skilltest.Build(skilltest.File("x", "x")))
+	b.push(skilltest.BuildZIP(skilltest.FileEntry("x", "x")))
 	b.send("nonsense", id(events.KindCommand), nil)
 	stop() // commands are counted after their answer
 	want := map[string]float64{

@@ -44,7 +44,7 @@ type Config struct {
 
 // withDefaults returns the config with defaults for fields that are zero, or an error for the first setting that is invalid.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	if c.Workers < 1 || c.Workers > topology.SkillsMaxAckPending {
 		return c, fmt.Errorf("workers: %d is not between 1 and %d", c.Workers, topology.SkillsMaxAckPending)
 	}

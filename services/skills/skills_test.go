@@ -217,7 +217,7 @@ func (b *fixture) storedObjects() (names []string) {
 
 // version returns a ZIP of the skill pdf-tools that is different for each n.
 func version(n int) []byte {
-	return skilltest.Build(skilltest.Document(), skilltest.File("n", fmt.Sprint(n)))
+	return skilltest.BuildZIP(skilltest.DocumentEntry(), skilltest.FileEntry("n", fmt.Sprint(n)))
 }
 
 var ref = events.Reference{Slug: "pdf-tools"}
@@ -232,12 +232,12 @@ func TestPush_StoresTheZIPAndItsVersion(t *testing.T) {
 	a := b.ok(b.push(z, tags("stable")))
 	want := events.SkillPushed{
 		Ref: at(sum(z)), Tags: []string{"stable"}, Name: "pdf-tools", Description: "Reads and fills PDF forms.",
-		Bytes: uint64(len(z)), UnpackedBytes: uint64(len(skilltest.Good) + 1), Files: 2,
+		Bytes: uint64(len(z)), UnpackedBytes: uint64(len(skilltest.ValidDocument) + 1), Files: 2,
 	}
 	if a.Ref == nil || *a.Ref != at(sum(z)) || a.Same || !reflect.DeepEqual(*a.Pushed, want) || a.Position == "" {
 		t.Errorf("answer %+v, %+v", a, a.Pushed)
 	}
-	want.Document = skilltest.Good
+	want.Document = skilltest.ValidDocument
 	if h := b.history(); len(h) != 1 || !reflect.DeepEqual(h[0], want) {
 		t.Errorf("log %+v", h)
 	}
@@ -307,7 +307,7 @@ func TestPush_DryRunStoresNothing(t *testing.T) {
 	if a := b.ok(b.push(z, dry)); !a.Same {
 		t.Errorf("dry run of an existing version: %+v", a)
 	}
-	bad := skilltest.Build(skilltest.File("README.md", "x"))
+	bad := skilltest.BuildZIP(skilltest.FileEntry("README.md", "x"))
 	if a := b.push(bad, dry); a.Error == nil || a.Error.Code != "SKILL_DOCUMENT_INVALID" {
 		t.Errorf("dry run of an invalid ZIP: %+v", a)
 	}
@@ -327,7 +327,7 @@ func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 			one := b.ok(b.pushAs(first, version(1), named, tags("a")))
 			two := b.ok(b.pushAs(second, version(2), named))
 			tagged := b.ok(b.send(command.TypeTagSkill, tag, command.TagSkill{Ref: at("a"), Tag: "b"}))
-			b.ok(b.send(command.TypeRemoveSkill, rm, command.Remove{Ref: at("b")}))
+			b.ok(b.send(command.TypeRemoveSkill, rm, command.RemoveEntry{Ref: at("b")}))
 			before := len(b.history())
 			again := b.ok(b.pushAs(second, version(2), named))
 			if again.Same != two.Same || *again.Ref != *two.Ref || !reflect.DeepEqual(again.Pushed, two.Pushed) {
@@ -341,7 +341,7 @@ func TestPush_RedeliveredCommandChangesNothing(t *testing.T) {
 			if a := b.send(command.TypeTagSkill, tag, command.TagSkill{Ref: at("a"), Tag: "b"}); a.Error != nil || a.Same != tagged.Same {
 				t.Errorf("tag again: %+v", a)
 			}
-			b.ok(b.send(command.TypeRemoveSkill, rm, command.Remove{Ref: at("b")}))
+			b.ok(b.send(command.TypeRemoveSkill, rm, command.RemoveEntry{Ref: at("b")}))
 			if after := len(b.history()); after != before {
 				t.Errorf("%d events more", after-before)
 			}
@@ -360,7 +360,7 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 		return b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: at(version), Tag: tag})
 	}
 	remove := func(version string) command.Answer {
-		return b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: at(version)})
+		return b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: at(version)})
 	}
 	means := func(version, want string) {
 		t.Helper()
@@ -398,9 +398,9 @@ func TestTagAndRemove_ChangeWhatReferencesMean(t *testing.T) {
 		"tag of none":      tag("nothing", "x"),
 		"tag of a digest":  tag(strings.Repeat("a", 64), "x"),
 		"remove none":      remove("nothing"),
-		"another skill":    b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: events.Reference{Slug: "none"}}),
+		"another skill":    b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: events.Reference{Slug: "none"}}),
 		"tag of no skill":  b.send(command.TypeTagSkill, id(events.KindCommand), command.TagSkill{Ref: events.Reference{Slug: "none"}, Tag: "x"}),
-		"platform's, none": b.send(command.TypeRemoveSkill, id(events.KindCommand), command.Remove{Ref: events.Reference{Scope: events.ScopePlatform, Slug: "pdf-tools"}}),
+		"platform's, none": b.send(command.TypeRemoveSkill, id(events.KindCommand), command.RemoveEntry{Ref: events.Reference{Scope: events.ScopePlatform, Slug: "pdf-tools"}}),
 	} {
 		if a.Error == nil || a.Error.Code != "SKILL_NOT_FOUND" || a.Error.Field == "" || a.Error.Detail == "" {
 			t.Errorf("%s: %+v", name, a.Error)
@@ -433,7 +433,7 @@ func TestCommands_RefusedNameTheirField(t *testing.T) {
 		{"too many tags", "TOO_MANY_TAGS", "tags", push(tags(manyTags(65)...))},
 		{"tag without a name", "INVALID_REQUEST", "tag", send(command.TypeTagSkill, command.TagSkill{Ref: ref})},
 		{"tag of what is no reference", "INVALID_REQUEST", "slug", send(command.TypeTagSkill, command.TagSkill{Tag: "x"})},
-		{"remove nothing", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, command.Remove{})},
+		{"remove nothing", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, command.RemoveEntry{})},
 		{"no body", "INVALID_REQUEST", "body", send(command.TypePushSkill, 1)},
 		{"a reference that does not decode", "INVALID_REQUEST", "slug", send(command.TypeRemoveSkill, map[string]string{"ref": "A B"})},
 		{"another service's", "INVALID_REQUEST", "type", send(command.TypeCreateSession, nil)},

@@ -150,7 +150,7 @@ func (c *cluster) startPostgres(ctx context.Context) error {
 	if err := os.Mkdir(data, 0o700); err != nil {
 		return err
 	}
-	postgres, err := pgserver.Find(ctx, pgserver.Config{DataDir: filepath.Join(c.dir, "none")})
+	postgres, err := pgserver.FindBinary(ctx, pgserver.Config{DataDir: filepath.Join(c.dir, "none")})
 	if err != nil {
 		return err
 	}

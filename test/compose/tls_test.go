@@ -70,7 +70,7 @@ func (p *project) attackNetwork() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if err := errors.Join(other.Trust(filepath.Join(dir, "ca.pem")), os.Chmod(dir, 0o755)); err != nil { //nolint:gosec // users in containers read it
+	if err := errors.Join(other.WriteTrustFile(filepath.Join(dir, "ca.pem")), os.Chmod(dir, 0o755)); err != nil { //nolint:gosec // users in containers read it
 		p.t.Fatal(err)
 	}
 	url := "postgres://spool:" + setting("SPOOL_POSTGRES_PASSWORD") + "@postgres:5432/spool?"
@@ -173,7 +173,7 @@ func (p *project) serveTLS(key string, up []string) {
 	if err := os.WriteFile(ca, []byte(text), 0o600); err != nil {
 		p.t.Fatal(err)
 	}
-	pool, err := certificate.ReadPool(ca)
+	pool, err := certificate.ReadCertPool(ca)
 	if err != nil {
 		p.t.Fatal(err)
 	}

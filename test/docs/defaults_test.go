@@ -12,7 +12,7 @@ import (
 )
 
 // TestDefaults_AreStatedOnce tests that only one field of all programs states the default of a setting. Programs with the
-// same setting embed one struct, or refer to the field by settings.Vars.
+// same setting embed one struct, or refer to the field by settings.DefaultVariables.
 func TestDefaults_AreStatedOnce(t *testing.T) {
 	t.Parallel()
 	stated := map[string]string{} // the position of the field, by environment variable

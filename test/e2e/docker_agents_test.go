@@ -63,7 +63,7 @@ func greet(t *testing.T) []byte {
 		}
 	}
 	var z bytes.Buffer
-	if err := skill.Pack(dir, &z, ""); err != nil {
+	if err := skill.PackFolder(dir, &z, ""); err != nil {
 		t.Fatal(err)
 	}
 	return z.Bytes()

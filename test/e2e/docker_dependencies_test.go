@@ -16,7 +16,7 @@ import (
 // packages serves an npm package, a Python package, and an npm package whose script fails.
 func packages(t *testing.T) (r *dependencytest.Registry, url string) {
 	t.Helper()
-	r, err := dependencytest.New("http://npm.internal", []dependencytest.NPM{
+	r, err := dependencytest.New("http://npm.internal", []dependencytest.NPMPackage{
 		{
 			Name: "@spool/greeter", Version: "1.2.3", Bin: map[string]string{"greet-npm": "cli.js"},
 			Files:   map[string]string{"cli.js": "#!/usr/bin/env node\nconsole.log('hello ' + require('fs').readFileSync(__dirname + '/made.txt'))\n"},
@@ -26,7 +26,7 @@ func packages(t *testing.T) (r *dependencytest.Registry, url string) {
 			Name: "curious", Version: "1.0.0",
 			Scripts: map[string]string{"postinstall": `for u in http://127.0.0.1:7070/anthropic/v1/models http://127.0.0.1:7070/secretive/ http://example.com/; do curl -s -o /dev/null -w "%{http_code} " "$u"; done; echo; env | cut -d= -f1 | tr '\n' ' '; exit 3`},
 		},
-	}, []dependencytest.Wheel{{Name: "greeting", Version: "0.1", Module: "def main():\n    print('hello from pip')\n", Programs: []string{"greet-pip"}}})
+	}, []dependencytest.PythonPackage{{Name: "greeting", Version: "0.1", Module: "def main():\n    print('hello from pip')\n", Programs: []string{"greet-pip"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,17 +74,17 @@ func TestDockerDependencies_AreInstalledOnce(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	if n, m := registry.Requests(".tgz"), registry.Requests(".whl"); n != 1 || m != 1 || slices.Contains(told, 1) || slices.Max(told) != 2 {
+	if n, m := registry.CountRequests(".tgz"), registry.CountRequests(".whl"); n != 1 || m != 1 || slices.Contains(told, 1) || slices.Max(told) != 2 {
 		t.Errorf("%d and %d downloads; %v log events", n, m, told)
 	}
 
-	registry.Switch(false)
+	registry.SetAvailable(false)
 	k := newTalkWith(t, c, "", map[string]any{"agent": "built-in"})
 	x := k.until(k.post(query, nil))
 	if said := ended[events.ExecutionCompleted](x).Result; !strings.Contains(said, "hello from a script of npm") || installs(x) != 0 {
 		t.Errorf("without a registry the result is %s, with %d installations", said, installs(x))
 	}
-	registry.Switch(true)
+	registry.SetAvailable(true)
 
 	for slug, says := range map[string][]string{
 		"hopeless": {"pip ended with code 1", "No matching distribution found for nowhere==1.0"},

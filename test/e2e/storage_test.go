@@ -37,7 +37,7 @@ rules:
 func TestStoreFull_EndsAndControlsAreStored(t *testing.T) {
 	t.Parallel()
 	const rootKey = "the-root-key-of-the-storage-test-000"
-	c := harness.New(t, harness.Options{MaxStore: natsserver.MinStore, Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, Script: untilFile, KeepLogs: true})
+	c := harness.New(t, harness.Options{MaxStore: natsserver.MinStoreSize, Gateway: gateway.Config{Auth: gateway.AuthKeys, RootKey: rootKey}, Script: untilFile, KeepLogs: true})
 	root := withKey(t, c, rootKey)
 	hog, ours := root.tenant("hog"), root.tenant("ours")
 	spool := map[string]any{"architecture": "spool"}

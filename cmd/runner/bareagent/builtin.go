@@ -45,14 +45,14 @@ func startWarmBuiltIn(path, dir, url string) (Conversation, error) {
 				Ref   string
 				Text  string
 				Block struct{ Kind events.BlockKind }
-				Ended *runner.Ended
+				Ended *runner.TurnEnd
 
 				Permission struct{ ID string }
 			}
 			if err := json.Unmarshal(line, &l); err != nil {
 				return lineResult{err: err}
 			}
-			if l.Ended != nil && l.Ended.Outcome != runner.Completed {
+			if l.Ended != nil && l.Ended.Outcome != runner.OutcomeCompleted {
 				return lineResult{err: fmt.Errorf("turn ended with %+v", *l.Ended)}
 			}
 			if l.Op == "open" && l.Block.Kind == events.KindToolResult {

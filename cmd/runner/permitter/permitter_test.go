@@ -15,7 +15,7 @@ func TestPermit_FollowsThePolicy(t *testing.T) {
 		t.Fatal(err)
 	}
 	for command, want := range map[string]bool{"ls": true, "rm x": false} {
-		if got := p.IsAllowed(permission.Call{Tool: "Bash", Kind: permission.Shell, Command: command}); got != want {
+		if got := p.IsAllowed(permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: command}); got != want {
 			t.Errorf("%s: %v, want %v", command, got, want)
 		}
 	}

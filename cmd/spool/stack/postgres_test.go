@@ -18,7 +18,7 @@ import (
 func TestOpen_PrivatePostgresHasRoles(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	older := pgtest.Server(t, pgserver.Config{DataDir: filepath.Join(dir, "postgres")})
+	older := pgtest.StartServer(t, pgserver.Config{DataDir: filepath.Join(dir, "postgres")})
 	if err := errors.Join(readmodel.Migrate(t.Context(), older.URL()), older.Stop()); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ func (s *Stack) setSecretsKeys() error {
 		return nil
 	}
 	path := filepath.Join(s.cfg.DataDir, secretsFile)
-	keys, err := secret.File(path)
+	keys, err := secret.ReadKeyFile(path)
 	if err != nil {
 		return err
 	}

@@ -9,74 +9,75 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Type is the kind of a command; it determines the type of Command.Body.
+// Type is the type of a command, as sent to a service. It determines the type of Command.Body.
 type Type string
 
 // The types of command, each with its body and the ids of Command that it requires.
 const (
-	TypeCreateSession  Type = "create_session"  // CreateSession; SessionID is the new session's
-	TypeForkSession    Type = "fork_session"    // ForkSession; SessionID is the new session's
-	TypeUpdateSession  Type = "update_session"  // UpdateSession; SessionID
-	TypePostMessage    Type = "post_message"    // PostMessage; SessionID, and ExecutionID of the new execution
-	TypeStartExecution Type = "start_execution" // StartExecution; SessionID and ExecutionID, both new
-	TypeRecover        Type = "recover"         // Recover; SessionID, and ExecutionID of the new execution
-	TypeInterrupt      Type = "interrupt"       // no body; SessionID
-	TypeCancel         Type = "cancel"          // no body; SessionID and ExecutionID
-	TypePause          Type = "pause"           // no body; SessionID and ExecutionID
-	TypeResume         Type = "resume"          // no body; SessionID and ExecutionID
-	TypeTerminate      Type = "terminate"       // no body; SessionID, and ExecutionID unless the environment is meant
-	TypeSync           Type = "sync"            // no body; SessionID
-	TypePutFile        Type = "put_file"        // PutFile; SessionID
-	TypeRemoveFile     Type = "remove_file"     // RemoveFile; SessionID
-	TypeDecideApproval Type = "decide_approval" // DecideApproval; SessionID, and ExecutionID of the request's execution
-	TypeDeleteSession  Type = "delete_session"  // no body; SessionID
-	TypeCreateKey      Type = "create_key"      // CreateKey; no ids
-	TypeRevokeKey      Type = "revoke_key"      // RevokeKey; no ids
-	TypeSetBudget      Type = "set_budget"      // SetBudget; no ids
-	TypeRemoveBudget   Type = "remove_budget"   // RemoveBudget; no ids
-	TypeSetLimits      Type = "set_limits"      // SetLimits; no ids
-	TypeRemoveLimits   Type = "remove_limits"   // no body, no ids
+	TypeCreateSession    Type = "create_session"  // CreateSession; SessionID is the new session's
+	TypeForkSession      Type = "fork_session"    // ForkSession; SessionID is the new session's
+	TypeUpdateSession    Type = "update_session"  // UpdateSession; SessionID
+	TypePostMessage      Type = "post_message"    // PostMessage; SessionID, and ExecutionID of the new execution
+	TypeStartExecution   Type = "start_execution" // StartExecution; SessionID and ExecutionID, both new
+	TypeRecoverExecution Type = "recover"         // RecoverExecution; SessionID, and ExecutionID of the new execution
+	TypeInterrupt        Type = "interrupt"       // no body; SessionID
+	TypeCancel           Type = "cancel"          // no body; SessionID and ExecutionID
+	TypePause            Type = "pause"           // no body; SessionID and ExecutionID
+	TypeResume           Type = "resume"          // no body; SessionID and ExecutionID
+	TypeTerminate        Type = "terminate"       // no body; SessionID, and ExecutionID unless the environment is meant
+	TypeSyncWorkspace    Type = "sync"            // no body; SessionID
+	TypePutFile          Type = "put_file"        // PutFile; SessionID
+	TypeRemoveFile       Type = "remove_file"     // RemoveFile; SessionID
+	TypeDecideApproval   Type = "decide_approval" // DecideApproval; SessionID, and ExecutionID of the request's execution
+	TypeDeleteSession    Type = "delete_session"  // no body; SessionID
+	TypeCreateKey        Type = "create_key"      // CreateKey; no ids
+	TypeRevokeKey        Type = "revoke_key"      // RevokeKey; no ids
+	TypeSetBudget        Type = "set_budget"      // SetBudget; no ids
+	TypeRemoveBudget     Type = "remove_budget"   // RemoveBudget; no ids
+	TypeSetLimits        Type = "set_limits"      // SetLimits; no ids
+	TypeRemoveLimits     Type = "remove_limits"   // no body, no ids
 
-	TypeRetryDead Type = "retry_dead" // DeadLetter; no ids
-	TypeDropDead  Type = "drop_dead"  // DeadLetter; no ids
+	TypeRetryDeadLetter Type = "retry_dead" // DeadLetter; no ids
+	TypeDropDeadLetter  Type = "drop_dead"  // DeadLetter; no ids
 
 	TypeApplyAgent        Type = "apply_agent"        // ApplyAgent; no ids
 	TypeApplyInstance     Type = "apply_instance"     // ApplyInstance; no ids
 	TypeApplyEnvironment  Type = "apply_environment"  // ApplyEnvironment; no ids
-	TypeRemoveAgent       Type = "remove_agent"       // Remove; no ids
-	TypeRemoveInstance    Type = "remove_instance"    // Remove; no ids
-	TypeRemoveEnvironment Type = "remove_environment" // Remove; no ids
+	TypeRemoveAgent       Type = "remove_agent"       // RemoveEntry; no ids
+	TypeRemoveInstance    Type = "remove_instance"    // RemoveEntry; no ids
+	TypeRemoveEnvironment Type = "remove_environment" // RemoveEntry; no ids
 
-	// The following types are sent to the skills service.
+	// TypePushSkill and the types below it are sent to the skills service.
 	TypePushSkill   Type = "push_skill"   // PushSkill; no ids
 	TypeTagSkill    Type = "tag_skill"    // TagSkill; no ids
-	TypeRemoveSkill Type = "remove_skill" // Remove; no ids
+	TypeRemoveSkill Type = "remove_skill" // RemoveEntry; no ids
 )
 
-// NeedsRoom reports whether a command is refused while only the reserve of the store is left and, if it concerns a
-// session, while the tenant has reached a limit of events. Commands that end, remove or govern something are never
-// refused for these reasons.
-func (t Type) NeedsRoom() bool {
+// IsRefusedWhenFull reports whether services refuse a command of this type while only the reserve of the NATS store is
+// left and, if the command concerns a session, while the tenant has reached its daily limit of events. Commands that
+// end, remove or govern something are never refused for these reasons.
+func (t Type) IsRefusedWhenFull() bool {
 	switch t {
-	case TypeCreateSession, TypeForkSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypeRecover, TypePutFile, TypeSync,
+	case TypeCreateSession, TypeForkSession, TypeUpdateSession, TypePostMessage, TypeStartExecution, TypeRecoverExecution, TypePutFile, TypeSyncWorkspace,
 		TypeApplyAgent, TypeApplyInstance, TypeApplyEnvironment, TypePushSkill, TypeTagSkill:
 		return true
 	}
 	return false
 }
 
-// CodeStorageFull is the code of a command that is refused because only the reserve of the store is left.
+// CodeStorageFull is the error code of a command that is refused because only the reserve of the NATS store is left.
 const CodeStorageFull = "STORAGE_FULL"
 
-// CodeTranscriptMismatch is the code of a command whose transcript belongs to another agent than the session's.
+// CodeTranscriptMismatch is the error code of a command whose transcript belongs to another architecture than the
+// session's agent.
 const CodeTranscriptMismatch = "TRANSCRIPT_MISMATCH"
 
-// CodeSnapshotGone is the code of a fork that needs a snapshot which no longer exists in the object store or cannot
-// be read.
+// CodeSnapshotGone is the error code of a fork that needs a snapshot which no longer exists in the object store or
+// cannot be read.
 const CodeSnapshotGone = "SNAPSHOT_GONE"
 
-// Command is one request. The gateway generates its ids, so that sending a command again with the same ids changes
-// nothing.
+// Command is one request of a gateway to a service. The gateway generates the ids in the command, so that sending the
+// same command again changes nothing.
 type Command struct {
 	Type        Type            `json:"type"`
 	ID          string          `json:"id"` // cmd_…
@@ -91,7 +92,7 @@ type Command struct {
 	Agents []string `json:"agents,omitempty"`
 }
 
-// DeadLetter names a dead letter by its sequence in DEAD.
+// DeadLetter identifies a dead letter by its sequence in the stream DEAD.
 type DeadLetter struct {
 	Sequence uint64 `json:"sequence"`
 }
@@ -105,7 +106,7 @@ type CreateSession struct {
 	Metadata     json.RawMessage `json:"metadata,omitempty"`
 	Files        []File          `json:"files,omitempty"` // files to put into the workspace; StartExecution uses Post.Files instead
 
-	// HostPathIdentity is the identity of Options.HostPath as the client sees it, see hostpath.Identity; "" disables
+	// HostPathIdentity is the identity of Options.HostPath as the client sees it, see hostpath.FolderIdentity; "" disables
 	// the check.
 	HostPathIdentity string `json:"hostPathIdentity,omitempty"`
 
@@ -131,7 +132,7 @@ type UpdateSession struct {
 	Clear    []string        `json:"clear,omitempty"` // JSON names of the options to reset to the server's default
 }
 
-// PostMessage posts a query, as content or as parts.
+// PostMessage sends a query to a session, as text content or as a list of parts.
 type PostMessage struct {
 	Content  string          `json:"content,omitempty"`
 	Parts    []events.Part   `json:"parts,omitempty"`
@@ -143,8 +144,8 @@ type PostMessage struct {
 	Permissions events.ExecutionPermissions `json:"permissions,omitzero"` // adapt the agent's permission policy to this execution
 }
 
-// Recover continues a failed execution in a new one, which has the content, the metadata and the variables of the failed one.
-type Recover struct {
+// RecoverExecution continues a failed execution in a new one, which has the content, the metadata and the variables of the failed one.
+type RecoverExecution struct {
 	ExecutionID string `json:"executionId"` // the failed execution
 
 	Environment map[string]events.Variable `json:"environment,omitempty"` // override the failed execution's variables; secrets are already sealed
@@ -190,13 +191,14 @@ type CreateKey struct {
 	Rights events.KeyRights `json:"rights,omitzero"` // empty fields are copied from the actor's key
 }
 
-// RevokeKey revokes an API key and the keys that descend from it. It is sent to the same id as CreateKey.
+// RevokeKey revokes an API key and the keys that descend from it. RevokeKey is sent to the same catalogue id as
+// CreateKey.
 type RevokeKey struct {
 	KeyID string `json:"keyId"`
 }
 
-// SetBudget sets the budget of the command's tenant for a period. It is sent to events.BudgetSubject(tenant, period), and
-// so is RemoveBudget.
+// SetBudget sets the budget of the command's tenant for a period. It is sent to the catalogue id
+// events.BudgetSubject(tenant, period), and so is RemoveBudget.
 type SetBudget struct {
 	Period events.Period `json:"period"`
 	Budget events.Budget `json:"budget"`
@@ -207,14 +209,14 @@ type RemoveBudget struct {
 	Period events.Period `json:"period"`
 }
 
-// SetLimits sets the limits of the command's tenant. It is sent to events.LimitsSubject(tenant), and so is
+// SetLimits sets the limits of the command's tenant. It is sent to the catalogue id events.LimitsSubject(tenant), and so is
 // TypeRemoveLimits.
 type SetLimits struct {
 	Limits events.TenantLimits `json:"limits"`
 }
 
-// ApplyAgent creates a version of an agent. Like all commands about catalogue entries, it is sent to the id of Ref's
-// subject.
+// ApplyAgent creates a version of an agent. Like all commands about catalogue entries, ApplyAgent is sent to the
+// catalogue id of the entry, which Ref names.
 type ApplyAgent struct {
 	Ref  events.Reference `json:"ref"` // without a version
 	Tags []string         `json:"tags,omitempty"`
@@ -235,8 +237,8 @@ type ApplyEnvironment struct {
 	Spec events.EnvironmentSpec `json:"spec"`
 }
 
-// Remove hides a catalogue entry, or one version of a skill.
-type Remove struct {
+// RemoveEntry hides a catalogue entry, or one version of a skill.
+type RemoveEntry struct {
 	Ref events.Reference `json:"ref"`
 }
 
@@ -249,16 +251,16 @@ type PushSkill struct {
 	DryRun bool             `json:"dryRun,omitempty"` // only check the ZIP
 }
 
-// TagSkill moves a tag to a version of a skill.
+// TagSkill lets a tag name another version of a skill.
 type TagSkill struct {
 	Ref events.Reference `json:"ref"` // the version to tag
 	Tag string           `json:"tag"`
 }
 
-// SkillUpload returns the object name of a skill ZIP that was uploaded but not pushed yet.
+// SkillUpload returns the object name, in the bucket skills, of a skill's ZIP that was uploaded but not pushed yet.
 func SkillUpload(tenant, command string) string { return "upload/" + tenant + "/" + command }
 
-// Answer is the result of a command. If Error is nil, the command is stored.
+// Answer is a service's result of a command. If Error is nil, the log has stored the command's events.
 type Answer struct {
 	SessionID   string `json:"sessionId,omitempty"`
 	ExecutionID string `json:"executionId,omitempty"`
@@ -275,7 +277,7 @@ type Answer struct {
 	Pushed *events.SkillPushed `json:"pushed,omitempty"` // result of a push or its dry run
 }
 
-// RevokedKey is a key that was revoked because it descends from the named key.
+// RevokedKey is an API key that was revoked together with the key from which it descends.
 type RevokedKey struct {
 	KeyID    string `json:"keyId"`
 	Position string `json:"position"` // position of the commit

@@ -144,25 +144,25 @@ func TestMerge_SetsKeepsAndClearsEveryOption(t *testing.T) {
 		}
 		name, _, _ := strings.Cut(fields.Field(i).Tag.Get("json"), ",")
 		if name == "hostPath" { // cannot be changed after the session is created
-			_, err := command.Merge(full, nil, []string{name})
+			_, err := command.MergeOptions(full, nil, []string{name})
 			wantField(t, err, "clear[0]")
 			continue
 		}
-		got, err := command.Merge(full, nil, []string{name})
+		got, err := command.MergeOptions(full, nil, []string{name})
 		if err != nil || !reflect.ValueOf(got).Field(i).IsZero() {
 			t.Errorf("%s is not cleared: %+v, %v", name, got, err)
 		}
 	}
 	want := full
 	want.HostPath = ""
-	if got, err := command.Merge(events.Options{}, &full, nil); err != nil || !reflect.DeepEqual(got, want) {
+	if got, err := command.MergeOptions(events.Options{}, &full, nil); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("set: %+v, %v", got, err)
 	}
-	wantField(t, command.CheckUnchanged(&full), "sessionOptions.hostPath")
-	wantField(t, command.CheckUnchanged(&want), "")
-	if got, err := command.Merge(full, &events.Options{}, nil); err != nil || !reflect.DeepEqual(got, full) {
+	wantField(t, command.CheckFixedOptions(&full), "sessionOptions.hostPath")
+	wantField(t, command.CheckFixedOptions(&want), "")
+	if got, err := command.MergeOptions(full, &events.Options{}, nil); err != nil || !reflect.DeepEqual(got, full) {
 		t.Errorf("kept: %+v, %v", got, err)
 	}
-	_, err := command.Merge(full, nil, []string{"model", "nonsense"})
+	_, err := command.MergeOptions(full, nil, []string{"model", "nonsense"})
 	wantField(t, err, "clear[1]")
 }

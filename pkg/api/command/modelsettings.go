@@ -30,10 +30,10 @@ func checkModelSettings(s events.ModelSettings) error {
 		for _, p := range architecture.Presets() {
 			names = append(names, p.Name)
 		}
-		return invalid(at+"preset", "unknown preset %.64q; must be one of %s", s.Preset, strings.Join(names, ", "))
+		return invalidFieldError(at+"preset", "unknown preset %.64q; must be one of %s", s.Preset, strings.Join(names, ", "))
 	}
 	if len(s.Env) > MaxModelVariables {
-		return invalid(at+"env", "has %d variables; the limit is %d", len(s.Env), MaxModelVariables)
+		return invalidFieldError(at+"env", "has %d variables; the limit is %d", len(s.Env), MaxModelVariables)
 	}
 	for _, name := range slices.Sorted(maps.Keys(s.Env)) {
 		field := at + "env." + name
@@ -41,15 +41,15 @@ func checkModelSettings(s events.ModelSettings) error {
 		// values.
 		if !slices.Contains([]string{"ANTHROPIC_API_KEY", "ANTHROPIC_BASE_URL", "OPENAI_API_KEY", "OPENAI_BASE_URL"}, name) {
 			if err := layers.CheckVariableName(name); err != nil {
-				return invalid(field, "%v", err)
+				return invalidFieldError(field, "%v", err)
 			}
 		}
 		if err := checkTemplate(field, s.Env[name]); err != nil {
 			return err
 		}
 	}
-	if len(s.Args) > MaxArguments {
-		return invalid(at+"args", "has %d arguments; the limit is %d", len(s.Args), MaxArguments)
+	if len(s.Args) > MaxCommandArguments {
+		return invalidFieldError(at+"args", "has %d arguments; the limit is %d", len(s.Args), MaxCommandArguments)
 	}
 	for i, arg := range s.Args {
 		field := fmt.Sprintf("%sargs[%d]", at, i)
@@ -57,26 +57,27 @@ func checkModelSettings(s events.ModelSettings) error {
 			return err
 		}
 		if slices.Contains(layers.PlaceholderNames(arg), PlaceholderKey) {
-			return invalid(field, "${%s} is in an argument, which other processes can read: pass the key in a variable", PlaceholderKey)
+			return invalidFieldError(field, "${%s} is in an argument, which other processes can read: pass the key in a variable", PlaceholderKey)
 		}
 	}
 	return nil
 }
 
-// checkTemplate returns an error if the value is too long, is not text, or contains an unknown placeholder.
+// checkTemplate returns an error if the value of a model setting is too long, is not text, or contains an unknown
+// placeholder.
 func checkTemplate(field, s string) error {
-	if len(s) > MaxArgument {
-		return invalid(field, "has %d bytes; the limit is %d", len(s), MaxArgument)
+	if len(s) > MaxArgumentLength {
+		return invalidFieldError(field, "has %d bytes; the limit is %d", len(s), MaxArgumentLength)
 	}
 	if strings.ContainsRune(s, 0) || !utf8.ValidString(s) {
-		return invalid(field, "has a NUL byte, or is not valid UTF-8")
+		return invalidFieldError(field, "has a NUL byte, or is not valid UTF-8")
 	}
 	if err := layers.CheckPlaceholders(s); err != nil {
-		return invalid(field, "%v", err)
+		return invalidFieldError(field, "%v", err)
 	}
 	for _, name := range layers.PlaceholderNames(s) {
 		if name != PlaceholderModel && name != PlaceholderBaseURL && name != PlaceholderKey {
-			return invalid(field, "${%.64s} is not a known placeholder: use ${%s}, ${%s} or ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
+			return invalidFieldError(field, "${%.64s} is not a known placeholder: use ${%s}, ${%s} or ${%s}", name, PlaceholderModel, PlaceholderBaseURL, PlaceholderKey)
 		}
 	}
 	return nil
@@ -90,14 +91,14 @@ func CheckModelSettings(arch string, o events.Options) error {
 		return nil
 	}
 	if arch != architecture.ACP {
-		return invalid("sessionOptions.modelSettings", "only architecture acp supports model settings; the architecture is %s", arch)
+		return invalidFieldError("sessionOptions.modelSettings", "only architecture acp supports model settings; the architecture is %s", arch)
 	}
 	if p, ok := architecture.FindPreset(s.Preset); ok && o.ModelProvider != "" && !slices.Contains(p.Providers, o.ModelProvider) {
-		return invalid("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
+		return invalidFieldError("sessionOptions.modelProvider", "preset %s does not support model provider %.64s; it supports %s", p.Name, o.ModelProvider, strings.Join(p.Providers, ", "))
 	}
 	for _, arg := range s.Args {
 		if o.Model == "" && slices.Contains(layers.PlaceholderNames(arg), PlaceholderModel) {
-			return invalid("sessionOptions.model", "the arguments of the model settings contain ${%s}, but no model is set", PlaceholderModel)
+			return invalidFieldError("sessionOptions.model", "the arguments of the model settings contain ${%s}, but no model is set", PlaceholderModel)
 		}
 	}
 	return nil

@@ -17,28 +17,29 @@ import (
 
 // Limits of a session's options.
 const (
-	MinInterval  = 1000       // milliseconds: of syncIntervalMs, healthIntervalMs and sandboxMaxAgeMs
-	MaxInterval  = 86_400_000 // milliseconds
-	MaxImage     = 512        // bytes
-	MaxEgress    = 256        // entries
-	MaxArguments = 64         // of an agent's command, with its program
-	MaxArgument  = 4096       // bytes
+	MinIntervalMs           = 1000       // milliseconds: of syncIntervalMs, healthIntervalMs and sandboxMaxAgeMs
+	MaxIntervalMs           = 86_400_000 // milliseconds
+	MaxImageReferenceLength = 512        // bytes
+	MaxEgressEntries        = 256        // entries
+	MaxCommandArguments     = 64         // of an agent's command, with its program
+	MaxArgumentLength       = 4096       // bytes
 )
 
-// codeInvalid is the code of a request with an invalid field.
+// codeInvalid is the error code of a request with an invalid field.
 const codeInvalid = "INVALID_REQUEST"
 
-func invalid(field, format string, args ...any) *Error {
+// invalidFieldError returns the error of a request whose field is invalid. format and args describe the reason.
+func invalidFieldError(field, format string, args ...any) *Error {
 	return &Error{Code: codeInvalid, Field: field, Detail: fmt.Sprintf(format, args...)}
 }
 
 // FieldHostPath is the request field that names a folder on the server's machine.
 const FieldHostPath = "sessionOptions.hostPath"
 
-// CheckUnchanged returns an error if changes contains an option that is fixed for a session's whole life.
-func CheckUnchanged(changes *events.Options) error {
+// CheckFixedOptions returns an error if changes contains an option that is fixed for a session's whole life.
+func CheckFixedOptions(changes *events.Options) error {
 	if changes != nil && changes.HostPath != "" {
-		return invalid(FieldHostPath, "the folder of a session cannot be changed; create another session")
+		return invalidFieldError(FieldHostPath, "the folder of a session cannot be changed; create another session")
 	}
 	return nil
 }
@@ -50,22 +51,22 @@ func CheckOptions(o events.Options) error {
 		name string
 		ms   uint32
 	}{{"syncIntervalMs", o.SyncIntervalMs}, {"healthIntervalMs", o.HealthIntervalMs}, {"sandboxMaxAgeMs", o.SandboxMaxAgeMs}} {
-		if f.ms != 0 && (f.ms < MinInterval || f.ms > MaxInterval) {
-			return invalid("sessionOptions."+f.name, "is %d ms; must be between %d (1 s) and %d (24 h)", f.ms, MinInterval, MaxInterval)
+		if f.ms != 0 && (f.ms < MinIntervalMs || f.ms > MaxIntervalMs) {
+			return invalidFieldError("sessionOptions."+f.name, "is %d ms; must be between %d (1 s) and %d (24 h)", f.ms, MinIntervalMs, MaxIntervalMs)
 		}
 	}
-	if o.Image != "" && (len(o.Image) > MaxImage || !imageReference.MatchString(o.Image)) {
-		return invalid("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
+	if o.Image != "" && (len(o.Image) > MaxImageReferenceLength || !imageReference.MatchString(o.Image)) {
+		return invalidFieldError("sessionOptions.image", "%.100q is not a reference of an image, such as registry.example.com/agents:2", o.Image)
 	}
 	if o.ModelProvider != "" && !slices.Contains(architecture.ModelProviders(), o.ModelProvider) {
-		return invalid("sessionOptions.modelProvider", "unknown model provider %.64q; must be one of %s", o.ModelProvider, strings.Join(architecture.ModelProviders(), ", "))
+		return invalidFieldError("sessionOptions.modelProvider", "unknown model provider %.64q; must be one of %s", o.ModelProvider, strings.Join(architecture.ModelProviders(), ", "))
 	}
 	if o.HostPath != "" {
 		if err := hostpath.CheckSyntax(o.HostPath); err != nil {
-			return invalid(FieldHostPath, "%v", err)
+			return invalidFieldError(FieldHostPath, "%v", err)
 		}
 	}
-	if err := checkCommand(o.Command); err != nil {
+	if err := checkCommandArguments(o.Command); err != nil {
 		return err
 	}
 	if err := checkModelSettings(o.ModelSettings); err != nil {
@@ -74,15 +75,15 @@ func CheckOptions(o events.Options) error {
 	if err := CheckBudget("sessionOptions.budget", o.Budget); err != nil {
 		return err
 	}
-	if len(o.Egress) > MaxEgress {
-		return invalid("sessionOptions.egress", "has %d entries; the limit is %d", len(o.Egress), MaxEgress)
+	if len(o.Egress) > MaxEgressEntries {
+		return invalidFieldError("sessionOptions.egress", "has %d entries; the limit is %d", len(o.Egress), MaxEgressEntries)
 	}
 	if _, err := egress.ParseAllowlist(o.Egress); err != nil {
 		field := "sessionOptions.egress"
 		if bad := (*egress.EntryError)(nil); errors.As(err, &bad) {
 			field = fmt.Sprintf("%s[%d]", field, bad.Index)
 		}
-		return invalid(field, "%v", err)
+		return invalidFieldError(field, "%v", err)
 	}
 	return nil
 }
@@ -91,7 +92,7 @@ func CheckOptions(o events.Options) error {
 // request.
 func CheckBudget(field string, b events.Budget) error {
 	if b.CostUSD < 0 || math.IsNaN(b.CostUSD) || math.IsInf(b.CostUSD, 0) {
-		return invalid(field+".costUsd", "must be a number of dollars, 0 or more")
+		return invalidFieldError(field+".costUsd", "must be a number of dollars, 0 or more")
 	}
 	return nil
 }
@@ -100,10 +101,10 @@ func CheckBudget(field string, b events.Budget) error {
 // request.
 func CheckTenantLimits(field string, l events.TenantLimits) error {
 	if l == (events.TenantLimits{}) {
-		return invalid(field, "all fields are empty: set at least one, or remove the limits")
+		return invalidFieldError(field, "all fields are empty: set at least one, or remove the limits")
 	}
 	if l.RequestsPerSecond < 0 || math.IsNaN(l.RequestsPerSecond) || math.IsInf(l.RequestsPerSecond, 0) {
-		return invalid(field+".requestsPerSecond", "must be a number, 0 or more")
+		return invalidFieldError(field+".requestsPerSecond", "must be a number, 0 or more")
 	}
 	return nil
 }
@@ -112,19 +113,20 @@ func CheckTenantLimits(field string, l events.TenantLimits) error {
 var imageReference = regexp.MustCompile(`^(?:(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9])(?:\.(?:[A-Za-z0-9]|[A-Za-z0-9][A-Za-z0-9-]*[A-Za-z0-9]))*(?::[0-9]{1,5})?/)?` +
 	`[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?$`)
 
-func checkCommand(list []string) error {
-	if len(list) > MaxArguments {
-		return invalid("sessionOptions.command", "has %d parts; the limit is %d", len(list), MaxArguments)
+// checkCommandArguments returns an error unless the program and the arguments of a session's command are valid.
+func checkCommandArguments(list []string) error {
+	if len(list) > MaxCommandArguments {
+		return invalidFieldError("sessionOptions.command", "has %d parts; the limit is %d", len(list), MaxCommandArguments)
 	}
 	for i, arg := range list {
 		field := fmt.Sprintf("sessionOptions.command[%d]", i)
 		switch {
 		case i == 0 && strings.TrimSpace(arg) == "":
-			return invalid(field, "is empty; the first part must be the agent's program")
-		case len(arg) > MaxArgument:
-			return invalid(field, "has %d bytes; the limit is %d", len(arg), MaxArgument)
+			return invalidFieldError(field, "is empty; the first part must be the agent's program")
+		case len(arg) > MaxArgumentLength:
+			return invalidFieldError(field, "has %d bytes; the limit is %d", len(arg), MaxArgumentLength)
 		case strings.ContainsRune(arg, 0) || !utf8.ValidString(arg):
-			return invalid(field, "has a NUL byte, or is not valid UTF-8")
+			return invalidFieldError(field, "has a NUL byte, or is not valid UTF-8")
 		}
 	}
 	return nil
@@ -135,9 +137,9 @@ func checkCommand(list []string) error {
 func CheckCommand(arch string, list []string) error {
 	switch {
 	case arch == architecture.ACP && len(list) == 0:
-		return invalid("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
+		return invalidFieldError("sessionOptions.command", `architecture acp runs the agent that you name: give its program and arguments, such as ["my-agent","--acp"]`)
 	case arch != architecture.ACP && len(list) > 0:
-		return invalid("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", arch)
+		return invalidFieldError("sessionOptions.command", "only architecture acp supports a command; the architecture is %s", arch)
 	}
 	return nil
 }
@@ -147,10 +149,10 @@ func CheckModelProvider(arch, provider string) error {
 	if provider == "" || architecture.CanUse(arch, provider) {
 		return nil
 	}
-	return invalid("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", arch, provider, strings.Join(architecture.ModelProvidersOf(arch), ", "))
+	return invalidFieldError("sessionOptions.modelProvider", "architecture %s cannot use model provider %.64q; it can use %s", arch, provider, strings.Join(architecture.ModelProvidersOf(arch), ", "))
 }
 
-// resetOption maps the JSON name of each option that can be reset to the function that resets it.
+// resetOption maps the JSON name of each session option that can be reset to the function that resets it.
 var resetOption = map[string]func(*events.Options){
 	"model":            func(o *events.Options) { o.Model = "" },
 	"modelProvider":    func(o *events.Options) { o.ModelProvider = "" },
@@ -167,20 +169,20 @@ var resetOption = map[string]func(*events.Options){
 	"egress":           func(o *events.Options) { o.Egress = nil },
 }
 
-// Merge returns a copy of o in which the options named in clear are reset and the options set in changes are
+// MergeOptions returns a copy of o in which the options named in clear are reset and the options set in changes are
 // replaced.
-func Merge(o events.Options, changes *events.Options, clear []string) (events.Options, error) {
+func MergeOptions(o events.Options, changes *events.Options, clear []string) (events.Options, error) {
 	for i, name := range clear {
 		empty, ok := resetOption[name]
 		if !ok {
-			return o, invalid(fmt.Sprintf("clear[%d]", i), "%.64q is not a field of sessionOptions", name)
+			return o, invalidFieldError(fmt.Sprintf("clear[%d]", i), "%.64q is not a field of sessionOptions", name)
 		}
 		empty(&o)
 	}
 	if changes == nil {
 		return o, nil
 	}
-	// HostPath is neither reset nor changed, see CheckUnchanged.
+	// HostPath is neither reset nor changed, see CheckFixedOptions.
 	for _, f := range []struct{ to, from *string }{{&o.Model, &changes.Model}, {&o.ModelProvider, &changes.ModelProvider}, {&o.Image, &changes.Image}} {
 		if *f.from != "" {
 			*f.to = *f.from

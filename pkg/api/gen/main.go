@@ -13,8 +13,9 @@ import (
 	"strings"
 )
 
-// tools are installed with `go install`; no schema registry is used.
-var tools = []string{
+// generatorTools are the code generators that generate installs with `go install`, so that no schema registry is
+// needed.
+var generatorTools = []string{
 	"github.com/bufbuild/buf/cmd/buf@v1.75.0",
 	"google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12",
 	"google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2",
@@ -23,26 +24,26 @@ var tools = []string{
 }
 
 const (
-	toolsDir  = "../../.tools"
-	generated = "spool/v1/spool.openapi.json"
-	openAPI   = "spool/v1/openapi.json"
-	extra     = "gen/openapi.extra.json"
+	toolsDir             = "../../.tools"
+	generatedOpenAPIFile = "spool/v1/spool.openapi.json"
+	finishedOpenAPIFile  = "spool/v1/openapi.json"
+	extraRoutesFile      = "gen/openapi.extra.json"
 )
 
 func main() {
-	if err := run(); err != nil {
+	if err := generate(); err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run() error {
+func generate() error {
 	root, err := filepath.Abs(toolsDir)
 	if err != nil {
 		return err
 	}
 	var bins []string
-	for _, tool := range tools {
-		bin, err := install(root, tool)
+	for _, tool := range generatorTools {
+		bin, err := installTool(root, tool)
 		if err != nil {
 			return err
 		}
@@ -56,14 +57,15 @@ func run() error {
 			return fmt.Errorf("buf %s: %w", strings.Join(args, " "), err)
 		}
 	}
-	if err := mergeOpenAPI(generated, extra, openAPI); err != nil {
+	if err := mergeOpenAPI(generatedOpenAPIFile, extraRoutesFile, finishedOpenAPIFile); err != nil {
 		return err
 	}
-	return os.Remove(generated)
+	return os.Remove(generatedOpenAPIFile)
 }
 
-// install installs a tool into a folder for its version, unless it is there already, and returns that folder.
-func install(root, tool string) (string, error) {
+// installTool installs a generator into a folder named after its version, unless the generator is there already, and
+// returns that folder.
+func installTool(root, tool string) (string, error) {
 	path, version, _ := strings.Cut(tool, "@")
 	name := filepath.Base(path)
 	dir := filepath.Join(root, name+"-"+version)

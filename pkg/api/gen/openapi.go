@@ -14,8 +14,8 @@ import (
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
-// object is a JSON object of unknown shape.
-type object = map[string]any
+// jsonObject is a JSON object of unknown shape.
+type jsonObject = map[string]any
 
 // mergeOpenAPI reads the plugin's output for spool.proto from the file from, corrects what the plugin cannot know about
 // the REST API (status codes, problem+json, raw JSON values), adds the hand-written routes of extra, and writes the
@@ -29,37 +29,37 @@ func mergeOpenAPI(from, extra, to string) error {
 	if err != nil {
 		return err
 	}
-	schemas := doc["components"].(object)["schemas"].(object)
-	raw := schemas["spool.v1.Json"].(object)
-	schemas["spool.v1.Json"] = object{"description": raw["description"]}
-	fixNumbers(doc)
-	paths := doc["paths"].(object)
+	schemas := doc["components"].(jsonObject)["schemas"].(jsonObject)
+	raw := schemas["spool.v1.Json"].(jsonObject)
+	schemas["spool.v1.Json"] = jsonObject{"description": raw["description"]}
+	setUint32Ranges(doc)
+	paths := doc["paths"].(jsonObject)
 	for path, item := range paths {
-		for method, op := range item.(object) {
-			if err := finish(op.(object)); err != nil {
+		for method, op := range item.(jsonObject) {
+			if err := finishOperation(op.(jsonObject)); err != nil {
 				return fmt.Errorf("%s %s: %w", method, path, err)
 			}
 		}
 	}
-	for path, item := range byHand["paths"].(object) {
-		if have, ok := paths[path].(object); ok { // the path has generated and hand-written methods
-			maps.Copy(have, item.(object))
+	for path, item := range byHand["paths"].(jsonObject) {
+		if have, ok := paths[path].(jsonObject); ok { // the path has generated and hand-written methods
+			maps.Copy(have, item.(jsonObject))
 			continue
 		}
 		paths[path] = item
 	}
 	for _, item := range paths {
-		for method, op := range item.(object) {
+		for method, op := range item.(jsonObject) {
 			if method == "post" || method == "put" || method == "patch" || method == "delete" {
-				params, _ := op.(object)["parameters"].([]any)
-				op.(object)["parameters"] = append(params, object{"$ref": "#/components/parameters/SpoolUser"})
+				params, _ := op.(jsonObject)["parameters"].([]any)
+				op.(jsonObject)["parameters"] = append(params, jsonObject{"$ref": "#/components/parameters/SpoolUser"})
 			}
 		}
 	}
-	components := doc["components"].(object)
-	for kind, list := range byHand["components"].(object) {
-		if have, ok := components[kind].(object); ok {
-			maps.Copy(have, list.(object))
+	components := doc["components"].(jsonObject)
+	for kind, list := range byHand["components"].(jsonObject) {
+		if have, ok := components[kind].(jsonObject); ok {
+			maps.Copy(have, list.(jsonObject))
 			continue
 		}
 		components[kind] = list
@@ -70,115 +70,116 @@ func mergeOpenAPI(from, extra, to string) error {
 	return writeJSON(to, doc)
 }
 
-// finish sets an operation's success status, its Idempotency-Key header and its error response.
-func finish(op object) error {
+// finishOperation sets an operation's success status, its Idempotency-Key header and its error response.
+func finishOperation(op jsonObject) error {
 	id, _ := op["operationId"].(string)
 	service, method, ok := strings.Cut(id, "_")
 	if !ok {
 		return fmt.Errorf("operationId %q is not Service_Method", id)
 	}
 	full := "/spool.v1." + service + "/" + method
-	responses := op["responses"].(object)
+	responses := op["responses"].(jsonObject)
 	if code := strconv.Itoa(spoolv1.SuccessStatus(full)); code != "200" {
 		responses[code] = responses["200"]
 		delete(responses, "200")
 	}
-	if err := fixReferences(op, service, method); err != nil {
+	if err := allowReferenceObjects(op, service, method); err != nil {
 		return err
 	}
-	moveParameters(op, service, method)
-	responses["default"] = object{"$ref": "#/components/responses/Problem"}
+	moveParametersToQuery(op, service, method)
+	responses["default"] = jsonObject{"$ref": "#/components/responses/Problem"}
 	if spoolv1.TakesIdempotencyKey(full) {
 		params, _ := op["parameters"].([]any)
-		op["parameters"] = append(params, object{"$ref": "#/components/parameters/IdempotencyKey"})
+		op["parameters"] = append(params, jsonObject{"$ref": "#/components/parameters/IdempotencyKey"})
 	}
 	return nil
 }
 
-// fixReferences lets the fields of a request's body that hold references accept objects too.
-func fixReferences(op object, service, method string) error {
-	if _, ok := op["requestBody"].(object); !ok {
+// allowReferenceObjects changes the schema of a request's body so that each field that holds a reference accepts an
+// object as well as a string.
+func allowReferenceObjects(op jsonObject, service, method string) error {
+	if _, ok := op["requestBody"].(jsonObject); !ok {
 		return nil
 	}
-	schema := bodySchema(op)
+	schema := requestBodySchema(op)
 	in := spoolv1.File_spool_v1_spool_proto.Services().ByName(protoreflect.Name(service)).Methods().ByName(protoreflect.Name(method)).Input()
 	for i := range in.Fields().Len() {
 		field := in.Fields().Get(i)
 		if !spoolv1.HoldsReference(field.FullName()) {
 			continue
 		}
-		property, ok := schema["properties"].(object)[field.JSONName()].(object)
+		property, ok := schema["properties"].(jsonObject)[field.JSONName()].(jsonObject)
 		if !ok {
 			return fmt.Errorf("the body has no property %s", field.JSONName())
 		}
-		if items, ok := property["items"].(object); ok {
+		if items, ok := property["items"].(jsonObject); ok {
 			property = items
 		}
 		delete(property, "type")
-		property["anyOf"] = []any{object{"type": "string"}, object{"$ref": "#/components/schemas/ReferenceObject"}}
+		property["anyOf"] = []any{jsonObject{"type": "string"}, jsonObject{"$ref": "#/components/schemas/ReferenceObject"}}
 	}
 	return nil
 }
 
-// moveParameters makes parameters of those fields of a request's body that are in the query over REST. A request with such a
-// parameter is answered with 200 or with the status of the method.
-func moveParameters(op object, service, method string) {
+// moveParametersToQuery moves those fields of a request's body that REST clients send in the query into the operation's
+// parameters. Because such a parameter lets the request wait, the operation is also documented with status 200.
+func moveParametersToQuery(op jsonObject, service, method string) {
 	in := spoolv1.File_spool_v1_spool_proto.Services().ByName(protoreflect.Name(service)).Methods().ByName(protoreflect.Name(method)).Input()
 	for i := range in.Fields().Len() {
 		field := in.Fields().Get(i)
 		if !spoolv1.IsQueryParameter(field.FullName()) {
 			continue
 		}
-		properties := bodySchema(op)["properties"].(object)
-		property := properties[field.JSONName()].(object)
+		properties := requestBodySchema(op)["properties"].(jsonObject)
+		property := properties[field.JSONName()].(jsonObject)
 		delete(properties, field.JSONName())
 		params, _ := op["parameters"].([]any)
 		description := property["description"]
 		delete(property, "description")
-		op["parameters"] = append(params, object{"name": field.JSONName(), "in": "query", "description": description, "schema": property})
-		responses := op["responses"].(object)
+		op["parameters"] = append(params, jsonObject{"name": field.JSONName(), "in": "query", "description": description, "schema": property})
+		responses := op["responses"].(jsonObject)
 		responses["200"] = responses["202"]
 	}
 }
 
-// bodySchema returns the schema of an operation's body.
-func bodySchema(op object) object {
-	return op["requestBody"].(object)["content"].(object)["application/json"].(object)["schema"].(object)
+// requestBodySchema returns the schema of an operation's body.
+func requestBodySchema(op jsonObject) jsonObject {
+	return op["requestBody"].(jsonObject)["content"].(jsonObject)["application/json"].(jsonObject)["schema"].(jsonObject)
 }
 
-// fixNumbers sets the range of unsigned 32-bit integers; the plugin declares them as int64.
-func fixNumbers(v any) {
+// setUint32Ranges sets the minimum and maximum of unsigned 32-bit integers, which the OpenAPI plugin declares as int64.
+func setUint32Ranges(v any) {
 	switch v := v.(type) {
-	case object:
+	case jsonObject:
 		if v["type"] == "integer" && v["format"] == "int64" {
 			delete(v, "format")
 			v["minimum"], v["maximum"] = json.Number("0"), json.Number("4294967295")
 		}
 		for _, child := range v {
-			fixNumbers(child)
+			setUint32Ranges(child)
 		}
 	case []any:
 		for _, child := range v {
-			fixNumbers(child)
+			setUint32Ranges(child)
 		}
 	}
 }
 
-func readJSON(path string) (object, error) {
+func readJSON(path string) (jsonObject, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
 	dec := json.NewDecoder(bytes.NewReader(b))
 	dec.UseNumber()
-	var doc object
+	var doc jsonObject
 	if err := dec.Decode(&doc); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	return doc, nil
 }
 
-func writeJSON(path string, doc object) error {
+func writeJSON(path string, doc jsonObject) error {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)

@@ -21,40 +21,40 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// maxItems is the largest number of entries of a list.
-const maxItems = 20_000
+// maxListItems is the largest number of entries of a list.
+const maxListItems = 20_000
 
-// Unmarshal decodes an object into a message. The object may contain only fields of the message, under their JSON
+// Unmarshal decodes a JSON object into a message. The object may contain only fields of the message, under their JSON
 // names, each once and with the right type. null is the same as absent, except for fields that accept any JSON. The
 // error is a *FieldError.
 func Unmarshal(data []byte, m proto.Message) error {
 	if err := CheckDepth(data); err != nil {
 		return err
 	}
-	return reader{}.decodeMessage(data, "", m.ProtoReflect())
+	return messageDecoder{}.decodeMessage(data, "", m.ProtoReflect())
 }
 
-// UnmarshalResponse decodes an object into a message as Unmarshal does, but ignores fields that the message does not
-// have, so that a client understands a newer server. The error is a *FieldError.
+// UnmarshalResponse decodes a JSON object into a message as Unmarshal does, but ignores unknown fields, so that a
+// client understands a newer server. The error is a *FieldError.
 func UnmarshalResponse(data []byte, m proto.Message) error {
-	return reader{ignoreUnknown: true}.decodeMessage(data, "", m.ProtoReflect())
+	return messageDecoder{ignoreUnknown: true}.decodeMessage(data, "", m.ProtoReflect())
 }
 
-// reader decodes messages.
-type reader struct {
+// messageDecoder decodes JSON into protobuf messages, strictly or with unknown fields ignored.
+type messageDecoder struct {
 	ignoreUnknown bool // ignore fields that a message does not have
 }
 
-func (r reader) decodeMessage(data []byte, path string, m protoreflect.Message) error {
+func (r messageDecoder) decodeMessage(data []byte, path string, m protoreflect.Message) error {
 	seen := map[string]bool{}
-	return eachMember(data, path, func(name string, raw json.RawMessage) error {
-		at := join(path, name)
+	return forEachMember(data, path, func(name string, raw json.RawMessage) error {
+		at := joinPath(path, name)
 		fd := m.Descriptor().Fields().ByJSONName(name)
 		if fd == nil {
 			if r.ignoreUnknown {
 				return nil
 			}
-			return &FieldError{at, "unknown field; " + allowedFields(m.Descriptor())}
+			return &FieldError{at, "unknown field; " + listAllowedFields(m.Descriptor())}
 		}
 		if seen[name] {
 			return &FieldError{at, "is set twice"}
@@ -67,12 +67,12 @@ func (r reader) decodeMessage(data []byte, path string, m protoreflect.Message) 
 	})
 }
 
-func (r reader) decodeField(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
-	if string(raw) == "null" && !isJSON(fd) {
+func (r messageDecoder) decodeField(raw json.RawMessage, at string, m protoreflect.Message, fd protoreflect.FieldDescriptor) error {
+	if string(raw) == "null" && !holdsRawJSON(fd) {
 		return nil
 	}
 	if fd.IsMap() {
-		return r.mapField(raw, at, m.Mutable(fd).Map(), fd.MapValue())
+		return r.decodeMap(raw, at, m.Mutable(fd).Map(), fd.MapValue())
 	}
 	if !fd.IsList() {
 		v, err := r.decodeValue(raw, at, m.NewField(fd), fd)
@@ -82,7 +82,7 @@ func (r reader) decodeField(raw json.RawMessage, at string, m protoreflect.Messa
 		return err
 	}
 	if raw[0] != '[' {
-		return wrongType(at, "a list", raw)
+		return wrongTypeError(at, "a list", raw)
 	}
 	items := json.NewDecoder(bytes.NewReader(raw))
 	if _, err := items.Token(); err != nil {
@@ -91,8 +91,8 @@ func (r reader) decodeField(raw json.RawMessage, at string, m protoreflect.Messa
 	list := m.Mutable(fd).List()
 	for i := 0; items.More(); i++ {
 		// An empty entry takes three bytes of JSON, and more than a hundred in memory.
-		if i == maxItems {
-			return &FieldError{at, "a list has at most " + strconv.Itoa(maxItems) + " entries"}
+		if i == maxListItems {
+			return &FieldError{at, "a list has at most " + strconv.Itoa(maxListItems) + " entries"}
 		}
 		var item json.RawMessage
 		if err := items.Decode(&item); err != nil {
@@ -107,10 +107,10 @@ func (r reader) decodeField(raw json.RawMessage, at string, m protoreflect.Messa
 	return nil
 }
 
-// mapField decodes an object with arbitrary member names.
-func (r reader) mapField(raw json.RawMessage, at string, into protoreflect.Map, fd protoreflect.FieldDescriptor) error {
-	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
-		key, at := protoreflect.ValueOfString(name).MapKey(), join(at, name)
+// decodeMap decodes a JSON object with arbitrary member names into a map field.
+func (r messageDecoder) decodeMap(raw json.RawMessage, at string, into protoreflect.Map, fd protoreflect.FieldDescriptor) error {
+	return forEachMember(raw, at, func(name string, raw json.RawMessage) error {
+		key, at := protoreflect.ValueOfString(name).MapKey(), joinPath(at, name)
 		if into.Has(key) {
 			return &FieldError{at, "is set twice"}
 		}
@@ -122,40 +122,40 @@ func (r reader) mapField(raw json.RawMessage, at string, into protoreflect.Map, 
 	})
 }
 
-// decodeValue decodes one value; zero is an empty value of the field's type.
-func (r reader) decodeValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
+// decodeValue decodes the JSON value of a message's field; zero is an empty value of the field's type.
+func (r messageDecoder) decodeValue(raw json.RawMessage, at string, zero protoreflect.Value, fd protoreflect.FieldDescriptor) (protoreflect.Value, error) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
 		if raw[0] != '"' && spoolv1.HoldsReference(fd.FullName()) {
-			return readObjectReference(raw, at)
+			return decodeReferenceObject(raw, at)
 		}
-		if raw[0] != '"' && redacted(fd) {
-			return zero, &FieldError{at, "must be a string, not " + typeOf(raw)}
+		if raw[0] != '"' && isRedacted(fd) {
+			return zero, &FieldError{at, "must be a string, not " + jsonTypeOf(raw)}
 		}
 		s, err := readString(raw, at)
 		return protoreflect.ValueOfString(s), err
 	case protoreflect.BoolKind:
 		if s := string(raw); s != "true" && s != "false" {
-			return zero, wrongType(at, "true or false", raw)
+			return zero, wrongTypeError(at, "true or false", raw)
 		}
 		return protoreflect.ValueOfBool(raw[0] == 't'), nil
 	case protoreflect.Uint32Kind:
 		n, err := strconv.ParseUint(string(raw), 10, 32)
 		if err != nil {
-			return zero, wrongType(at, "a whole number from 0 to 4294967295", raw)
+			return zero, wrongTypeError(at, "a whole number from 0 to 4294967295", raw)
 		}
 		return protoreflect.ValueOfUint32(uint32(n)), nil
 	case protoreflect.DoubleKind:
 		n, err := strconv.ParseFloat(string(raw), 64)
 		if err != nil || raw[0] == '"' { // a JSON number is finite unless it is too large
-			return zero, wrongType(at, "a number", raw)
+			return zero, wrongTypeError(at, "a number", raw)
 		}
 		return protoreflect.ValueOfFloat64(n), nil
 	case protoreflect.MessageKind:
 		switch fd.Message().FullName() {
-		case jsonName:
-			return readAny(raw, at)
-		case timestampName:
+		case jsonMessageName:
+			return decodeRawJSON(raw, at)
+		case timestampMessageName:
 			return readTime(raw, at)
 		}
 		return zero, r.decodeMessage(raw, at, zero.Message())
@@ -163,11 +163,11 @@ func (r reader) decodeValue(raw json.RawMessage, at string, zero protoreflect.Va
 	panic(fmt.Sprintf("wirejson: %s is a %s, which no request uses", fd.FullName(), fd.Kind()))
 }
 
-// readObjectReference decodes a reference in object form, and returns its string form.
-func readObjectReference(raw json.RawMessage, at string) (protoreflect.Value, error) {
+// decodeReferenceObject decodes a catalogue reference that is a JSON object, and returns the reference as a string.
+func decodeReferenceObject(raw json.RawMessage, at string) (protoreflect.Value, error) {
 	var r events.Reference
 	if raw[0] != '{' {
-		return protoreflect.Value{}, wrongType(at, "a reference, which is a string or an object", raw)
+		return protoreflect.Value{}, wrongTypeError(at, "a reference, which is a string or an object", raw)
 	}
 	err := readReference(raw, at, &r)
 	return protoreflect.ValueOfString(r.String()), err
@@ -175,7 +175,7 @@ func readObjectReference(raw json.RawMessage, at string) (protoreflect.Value, er
 
 func readString(raw json.RawMessage, at string) (string, error) {
 	if raw[0] != '"' {
-		return "", wrongType(at, "a string", raw)
+		return "", wrongTypeError(at, "a string", raw)
 	}
 	if bytes.IndexByte(raw, '\\') < 0 {
 		return string(raw[1 : len(raw)-1]), nil // the text was scanned and is UTF-8, so a large file need not be scanned again
@@ -191,7 +191,7 @@ func readString(raw json.RawMessage, at string) (string, error) {
 	return s, nil
 }
 
-func readAny(raw json.RawMessage, at string) (protoreflect.Value, error) {
+func decodeRawJSON(raw json.RawMessage, at string) (protoreflect.Value, error) {
 	var b bytes.Buffer
 	if err := json.Compact(&b, raw); err != nil {
 		return protoreflect.Value{}, &FieldError{at, "not valid JSON"}
@@ -203,20 +203,20 @@ func readAny(raw json.RawMessage, at string) (protoreflect.Value, error) {
 func readTime(raw json.RawMessage, at string) (protoreflect.Value, error) {
 	var t time.Time
 	if err := json.Unmarshal(raw, &t); err != nil {
-		return protoreflect.Value{}, wrongType(at, "a time in RFC 3339", raw)
+		return protoreflect.Value{}, wrongTypeError(at, "a time in RFC 3339", raw)
 	}
 	return protoreflect.ValueOfMessage(timestamppb.New(t).ProtoReflect()), nil
 }
 
-// eachMember calls member with the raw bytes of each member of an object.
-func eachMember(data []byte, path string, member func(string, json.RawMessage) error) error {
+// forEachMember calls member with the name and the raw JSON of each member of an object.
+func forEachMember(data []byte, path string, member func(string, json.RawMessage) error) error {
 	dec := json.NewDecoder(bytes.NewReader(data))
 	token, err := dec.Token()
 	if err != nil {
 		return syntaxError(err, path)
 	}
 	if token != json.Delim('{') {
-		return wrongType(path, "an object", bytes.TrimSpace(data))
+		return wrongTypeError(path, "an object", bytes.TrimSpace(data))
 	}
 	for dec.More() {
 		token, err := dec.Token()
@@ -229,7 +229,7 @@ func eachMember(data []byte, path string, member func(string, json.RawMessage) e
 		}
 		var raw json.RawMessage
 		if err := dec.Decode(&raw); err != nil {
-			return syntaxError(err, join(path, name))
+			return syntaxError(err, joinPath(path, name))
 		}
 		if err := member(name, raw); err != nil {
 			return err
@@ -280,21 +280,21 @@ func CheckDepth(data []byte) error {
 	return nil
 }
 
-func wrongType(at, want string, raw []byte) error {
+func wrongTypeError(at, want string, raw []byte) error {
 	if len(raw) == 0 {
 		return &FieldError{at, "must be " + want}
 	}
-	got := typeOf(raw)
-	if got == number && len(raw) <= 24 {
+	got := jsonTypeOf(raw)
+	if got == numberType && len(raw) <= 24 {
 		got = string(raw)
 	}
 	return &FieldError{at, "must be " + want + ", not " + got}
 }
 
-const number = "a number"
+const numberType = "a number"
 
-// typeOf returns the name of a value's type, without its content.
-func typeOf(raw []byte) string {
+// jsonTypeOf returns the name of a JSON value's type, such as "a string", for errors that must not contain the value.
+func jsonTypeOf(raw []byte) string {
 	switch raw[0] {
 	case '"':
 		return "a string"
@@ -307,26 +307,26 @@ func typeOf(raw []byte) string {
 	case 'n':
 		return "null"
 	}
-	return number
+	return numberType
 }
 
-// redacted reports whether errors must not contain the value of a field.
-func redacted(fd protoreflect.FieldDescriptor) bool {
+// isRedacted reports whether a field is sensitive, so that errors must not contain its value.
+func isRedacted(fd protoreflect.FieldDescriptor) bool {
 	o, ok := fd.Options().(*descriptorpb.FieldOptions)
 	return ok && o.GetDebugRedact()
 }
 
-func join(path, name string) string {
-	name = truncate.Valid(name, 64)
+func joinPath(path, name string) string {
+	name = truncate.ValidText(name, 64)
 	if path == "" {
 		return name
 	}
 	return path + "." + name
 }
 
-// allowedFields returns the allowed fields of a message, for an error. Over REST, parameters of the query are not fields of
-// the body.
-func allowedFields(d protoreflect.MessageDescriptor) string {
+// listAllowedFields returns the names of the fields that a JSON object of the message may have, for an error. Fields
+// that REST clients send in the query are left out.
+func listAllowedFields(d protoreflect.MessageDescriptor) string {
 	var names []string
 	for i := range d.Fields().Len() {
 		if fd := d.Fields().Get(i); !spoolv1.IsQueryParameter(fd.FullName()) {

@@ -13,9 +13,10 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// Marshal encodes a message: its fields in order, without absent fields that have presence.
+// Marshal encodes a message as JSON: all fields in the order of the schema, except fields with presence that are not
+// set.
 func Marshal(m proto.Message) []byte {
-	var w writer
+	var w jsonWriter
 	w.writeMessage(m.ProtoReflect())
 	return w.Bytes()
 }
@@ -23,27 +24,27 @@ func Marshal(m proto.Message) []byte {
 // MarshalRequest encodes a message as Marshal does, but without fields that are 0, false, "" or empty: a server that
 // does not know a field refuses the request only if the field is used.
 func MarshalRequest(m proto.Message) []byte {
-	w := writer{onlySet: true}
+	w := jsonWriter{onlySet: true}
 	w.writeMessage(m.ProtoReflect())
 	return w.Bytes()
 }
 
-// writer holds the JSON of a message.
-type writer struct {
+// jsonWriter builds the JSON text of a message.
+type jsonWriter struct {
 	bytes.Buffer
 	onlySet bool // omit every field that has its default value
 }
 
-func (b *writer) writeMessage(m protoreflect.Message) {
+func (b *jsonWriter) writeMessage(m protoreflect.Message) {
 	switch m.Descriptor().FullName() {
-	case jsonName:
+	case jsonMessageName:
 		text := m.Get(m.Descriptor().Fields().ByNumber(1)).String()
 		if text == "" {
 			text = "null"
 		}
 		b.WriteString(text)
 		return
-	case timestampName:
+	case timestampMessageName:
 		t, ok := m.Interface().(*timestamppb.Timestamp)
 		if !ok {
 			panic("wirejson: a Timestamp of another package")
@@ -56,7 +57,7 @@ func (b *writer) writeMessage(m protoreflect.Message) {
 	fields := m.Descriptor().Fields()
 	for i := range fields.Len() {
 		fd := fields.Get(i)
-		if b.absent(m, fd) {
+		if b.isOmitted(m, fd) {
 			continue
 		}
 		if !first {
@@ -70,7 +71,7 @@ func (b *writer) writeMessage(m protoreflect.Message) {
 			b.writeList(fd, m.Get(fd).List())
 			continue
 		case fd.IsMap():
-			b.mapField(fd, m.Get(fd).Map())
+			b.writeMap(fd, m.Get(fd).Map())
 			continue
 		}
 		b.writeValue(fd, m.Get(fd))
@@ -78,10 +79,10 @@ func (b *writer) writeMessage(m protoreflect.Message) {
 	b.WriteByte('}')
 }
 
-// optionalLists are lists that are omitted when empty, as in the stored JSON of a block.
+// optionalLists are the list fields that are omitted when empty, as in the stored JSON of a block.
 var optionalLists = map[protoreflect.FullName]bool{"spool.v1.Block.parts": true, "spool.v1.Block.todos": true}
 
-func (b *writer) absent(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
+func (b *jsonWriter) isOmitted(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
 	if b.onlySet {
 		return !m.Has(fd)
 	}
@@ -91,7 +92,7 @@ func (b *writer) absent(m protoreflect.Message, fd protoreflect.FieldDescriptor)
 	return fd.HasPresence() && !m.Has(fd)
 }
 
-func (b *writer) writeList(fd protoreflect.FieldDescriptor, list protoreflect.List) {
+func (b *jsonWriter) writeList(fd protoreflect.FieldDescriptor, list protoreflect.List) {
 	b.WriteByte('[')
 	for i := range list.Len() {
 		if i > 0 {
@@ -102,8 +103,8 @@ func (b *writer) writeList(fd protoreflect.FieldDescriptor, list protoreflect.Li
 	b.WriteByte(']')
 }
 
-// mapField encodes members sorted by name.
-func (b *writer) mapField(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
+// writeMap encodes a map field as an object whose members are sorted by name.
+func (b *jsonWriter) writeMap(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
 	var names []string
 	m.Range(func(k protoreflect.MapKey, _ protoreflect.Value) bool {
 		names = append(names, k.String())
@@ -122,7 +123,7 @@ func (b *writer) mapField(fd protoreflect.FieldDescriptor, m protoreflect.Map) {
 	b.WriteByte('}')
 }
 
-func (b *writer) writeValue(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
+func (b *jsonWriter) writeValue(fd protoreflect.FieldDescriptor, v protoreflect.Value) {
 	switch fd.Kind() {
 	case protoreflect.StringKind:
 		b.writeString(v.String())
@@ -131,7 +132,7 @@ func (b *writer) writeValue(fd protoreflect.FieldDescriptor, v protoreflect.Valu
 	case protoreflect.Uint32Kind:
 		b.WriteString(strconv.FormatUint(v.Uint(), 10))
 	case protoreflect.DoubleKind:
-		b.writeAny(v.Float())
+		b.writeScalar(v.Float())
 	case protoreflect.MessageKind:
 		b.writeMessage(v.Message())
 	default:
@@ -139,10 +140,10 @@ func (b *writer) writeValue(fd protoreflect.FieldDescriptor, v protoreflect.Valu
 	}
 }
 
-func (b *writer) writeString(s string) { b.writeAny(s) }
+func (b *jsonWriter) writeString(s string) { b.writeScalar(s) }
 
-// writeAny encodes a scalar without HTML escapes, like the log.
-func (b *writer) writeAny(v any) {
+// writeScalar encodes a number, a boolean or a string without HTML escapes, as the JSON of the log has none.
+func (b *jsonWriter) writeScalar(v any) {
 	enc := json.NewEncoder(b)
 	enc.SetEscapeHTML(false)
 	if err := enc.Encode(v); err != nil { // NaN or infinity is not a JSON number

@@ -11,8 +11,8 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 )
 
-// CheckQuery returns a *FieldError unless every parameter is a field of the message that is not in the path, has the
-// right type, and is given once (except lists).
+// CheckQuery checks the query parameters of a REST request. It returns a *FieldError unless every parameter is a field
+// of the message that is not in the path, has the right type, and is given once (except lists).
 func CheckQuery(q url.Values, d protoreflect.MessageDescriptor, inPath func(field string) bool) error {
 	var names []string
 	for i := range d.Fields().Len() {
@@ -23,7 +23,7 @@ func CheckQuery(q url.Values, d protoreflect.MessageDescriptor, inPath func(fiel
 	for name, values := range q {
 		fd := d.Fields().ByJSONName(name)
 		if fd == nil || inPath(string(fd.Name())) || fd.Kind() == protoreflect.MessageKind {
-			return &FieldError{join("", name), "unknown parameter; " + parameterList(names)}
+			return &FieldError{joinPath("", name), "unknown parameter; " + listParameters(names)}
 		}
 		if len(values) > 1 && !fd.IsList() {
 			return &FieldError{name, "the parameter is given more than once"}
@@ -55,7 +55,8 @@ func checkParameter(name, v string, kind protoreflect.Kind) error {
 	return nil
 }
 
-// ParseCursor parses an unsigned 32-bit number. The error is a *FieldError that names the parameter.
+// ParseCursor parses the cursor of a query parameter, an unsigned 32-bit number. The error is a *FieldError that names
+// the parameter.
 func ParseCursor(name, v string) (uint32, error) { return parseNumber(name, v, 0) }
 
 // ParseSeq parses the seq of an event, which is at least 1. The error is a *FieldError that names the parameter.
@@ -69,7 +70,8 @@ func parseNumber(name, v string, least uint64) (uint32, error) {
 	return uint32(n), nil
 }
 
-// ParseBool parses true or false, or 1 or 0. The error is a *FieldError that names the parameter.
+// ParseBool parses a query parameter that is true or false, or 1 or 0. The error is a *FieldError that names the
+// parameter.
 func ParseBool(name, v string) (bool, error) {
 	switch v {
 	case "1", "true":
@@ -80,7 +82,7 @@ func ParseBool(name, v string) (bool, error) {
 	return false, &FieldError{name, "must be true or false, 1 or 0, not " + truncate.Quote(v, 40)}
 }
 
-func parameterList(names []string) string {
+func listParameters(names []string) string {
 	if len(names) == 0 {
 		return "this route has no parameters"
 	}

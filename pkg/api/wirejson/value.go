@@ -24,18 +24,18 @@ func UnmarshalValue(data []byte, path string, into any) error {
 	var deep *FieldError
 	if errors.As(CheckDepth(data), &deep) {
 		if deep.Field != "" {
-			path = join(path, deep.Field)
+			path = joinPath(path, deep.Field)
 		}
 		return &FieldError{path, deep.Detail}
 	}
 	if data = bytes.TrimSpace(data); len(data) == 0 || !json.Valid(data) {
 		return &FieldError{path, "not valid JSON"}
 	}
-	return readGo(data, path, reflect.ValueOf(into).Elem())
+	return decodeGoValue(data, path, reflect.ValueOf(into).Elem())
 }
 
-// readGo decodes one value; null is the same as absent.
-func readGo(raw json.RawMessage, at string, v reflect.Value) error {
+// decodeGoValue decodes JSON into a Go value by reflection; null is the same as absent.
+func decodeGoValue(raw json.RawMessage, at string, v reflect.Value) error {
 	if string(raw) == "null" {
 		return nil
 	}
@@ -44,35 +44,35 @@ func readGo(raw json.RawMessage, at string, v reflect.Value) error {
 	}
 	switch v.Kind() {
 	case reflect.Struct:
-		return readStruct(raw, at, v)
+		return decodeStruct(raw, at, v)
 	case reflect.Map:
-		return readGoMap(raw, at, v)
+		return decodeGoMap(raw, at, v)
 	case reflect.Slice:
-		return readSlice(raw, at, v)
+		return decodeSlice(raw, at, v)
 	case reflect.String:
 		if raw[0] != '"' {
-			return &FieldError{at, "must be a string, not " + typeOf(raw)}
+			return &FieldError{at, "must be a string, not " + jsonTypeOf(raw)}
 		}
 		s, err := readString(raw, at)
 		v.SetString(s)
 		return err
 	case reflect.Bool:
 		if s := string(raw); s != "true" && s != "false" {
-			return wrongType(at, "true or false", raw)
+			return wrongTypeError(at, "true or false", raw)
 		}
 		v.SetBool(raw[0] == 't')
 		return nil
 	case reflect.Uint32:
 		n, err := strconv.ParseUint(string(raw), 10, 32)
 		if err != nil {
-			return wrongType(at, "a whole number from 0 to 4294967295", raw)
+			return wrongTypeError(at, "a whole number from 0 to 4294967295", raw)
 		}
 		v.SetUint(n)
 		return nil
 	case reflect.Float64:
 		n, err := strconv.ParseFloat(string(raw), 64)
 		if err != nil {
-			return wrongType(at, "a number", raw)
+			return wrongTypeError(at, "a number", raw)
 		}
 		v.SetFloat(n)
 		return nil
@@ -80,7 +80,7 @@ func readGo(raw json.RawMessage, at string, v reflect.Value) error {
 	panic(fmt.Sprintf("wirejson: %s is a %s, which no definition uses", at, v.Type()))
 }
 
-func readStruct(raw json.RawMessage, at string, v reflect.Value) error {
+func decodeStruct(raw json.RawMessage, at string, v reflect.Value) error {
 	fields := map[string]reflect.Value{}
 	var names []string
 	for i := range v.NumField() {
@@ -88,8 +88,8 @@ func readStruct(raw json.RawMessage, at string, v reflect.Value) error {
 		fields[name], names = v.Field(i), append(names, name)
 	}
 	seen := map[string]bool{}
-	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
-		at := join(at, name)
+	return forEachMember(raw, at, func(name string, raw json.RawMessage) error {
+		at := joinPath(at, name)
 		field, ok := fields[name]
 		switch {
 		case !ok:
@@ -98,18 +98,18 @@ func readStruct(raw json.RawMessage, at string, v reflect.Value) error {
 			return &FieldError{at, "is set twice"}
 		}
 		seen[name] = true
-		return readGo(raw, at, field)
+		return decodeGoValue(raw, at, field)
 	})
 }
 
-func readGoMap(raw json.RawMessage, at string, v reflect.Value) error {
+func decodeGoMap(raw json.RawMessage, at string, v reflect.Value) error {
 	v.Set(reflect.MakeMap(v.Type()))
-	return eachMember(raw, at, func(name string, raw json.RawMessage) error {
-		at, key := join(at, name), reflect.ValueOf(name)
+	return forEachMember(raw, at, func(name string, raw json.RawMessage) error {
+		at, key := joinPath(at, name), reflect.ValueOf(name)
 		if v.MapIndex(key).IsValid() {
 			return &FieldError{at, "is set twice"}
 		}
-		value, err := readElement(raw, at, v.Type().Elem())
+		value, err := decodeElement(raw, at, v.Type().Elem())
 		if err == nil {
 			v.SetMapIndex(key, value)
 		}
@@ -117,9 +117,9 @@ func readGoMap(raw json.RawMessage, at string, v reflect.Value) error {
 	})
 }
 
-func readSlice(raw json.RawMessage, at string, v reflect.Value) error {
+func decodeSlice(raw json.RawMessage, at string, v reflect.Value) error {
 	if raw[0] != '[' {
-		return &FieldError{at, "must be a list, not " + typeOf(raw)}
+		return &FieldError{at, "must be a list, not " + jsonTypeOf(raw)}
 	}
 	var items []json.RawMessage
 	if err := json.Unmarshal(raw, &items); err != nil {
@@ -127,7 +127,7 @@ func readSlice(raw json.RawMessage, at string, v reflect.Value) error {
 	}
 	list := reflect.MakeSlice(v.Type(), 0, len(items))
 	for i, item := range items {
-		value, err := readElement(item, at+"["+strconv.Itoa(i)+"]", v.Type().Elem())
+		value, err := decodeElement(item, at+"["+strconv.Itoa(i)+"]", v.Type().Elem())
 		if err != nil {
 			return err
 		}
@@ -137,23 +137,22 @@ func readSlice(raw json.RawMessage, at string, v reflect.Value) error {
 	return nil
 }
 
-// readElement decodes an element of a list or map, where null is not the same as absent.
-func readElement(raw json.RawMessage, at string, t reflect.Type) (reflect.Value, error) {
+// decodeElement decodes an element of a JSON list or map, where null is not the same as absent.
+func decodeElement(raw json.RawMessage, at string, t reflect.Type) (reflect.Value, error) {
 	v := reflect.New(t).Elem()
 	if string(raw) == "null" {
 		return v, &FieldError{at, "must not be null"}
 	}
-	return v, readGo(raw, at, v)
+	return v, decodeGoValue(raw, at, v)
 }
 
-// fieldName returns the name of the field at a path; for a list element, the name of the list.
-func fieldName(at string) string {
+// fieldNameOfPath returns the last field name of a JSON path; for a list element, the name of the list.
+func fieldNameOfPath(at string) string {
 	name := at[strings.LastIndexByte(at, '.')+1:]
 	name, _, _ = strings.Cut(name, "[")
 	return name
 }
 
-// readReference decodes a reference in string or object form. The organization scope becomes "".
 func readReference(raw json.RawMessage, at string, r *events.Reference) error {
 	var err error
 	var wrong *events.ReferenceError
@@ -167,11 +166,11 @@ func readReference(raw json.RawMessage, at string, r *events.Reference) error {
 		}
 	} else {
 		var object events.ReferenceObject
-		if err = readStruct(raw, at, reflect.ValueOf(&object).Elem()); err != nil {
+		if err = decodeStruct(raw, at, reflect.ValueOf(&object).Elem()); err != nil {
 			return err
 		}
-		if *r, err = object.CheckedReference(fieldName(at)); errors.As(err, &wrong) {
-			return &FieldError{join(at, wrong.Field), wrong.Detail}
+		if *r, err = object.CheckedReference(fieldNameOfPath(at)); errors.As(err, &wrong) {
+			return &FieldError{joinPath(at, wrong.Field), wrong.Detail}
 		}
 	}
 	if r.Scope == events.ScopeOrganization {

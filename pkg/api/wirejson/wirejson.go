@@ -16,7 +16,7 @@ import (
 // MaxDepth is the largest nesting depth of JSON.
 const MaxDepth = 512
 
-// FieldError reports an invalid field of a document.
+// FieldError reports an invalid field of a JSON document or of a query.
 type FieldError struct {
 	Field  string // path in the document; "" for the document itself
 	Detail string // one sentence for the user
@@ -30,25 +30,25 @@ func (e *FieldError) Error() string {
 }
 
 var (
-	jsonName      = (&spoolv1.Json{}).ProtoReflect().Descriptor().FullName()
-	timestampName = (&timestamppb.Timestamp{}).ProtoReflect().Descriptor().FullName()
+	jsonMessageName      = (&spoolv1.Json{}).ProtoReflect().Descriptor().FullName()
+	timestampMessageName = (&timestamppb.Timestamp{}).ProtoReflect().Descriptor().FullName()
 )
 
-// isJSON reports whether a field is a spool.v1.Json.
-func isJSON(fd protoreflect.FieldDescriptor) bool {
-	return fd.Kind() == protoreflect.MessageKind && fd.Message().FullName() == jsonName
+// holdsRawJSON reports whether a field is a spool.v1.Json, which accepts any JSON.
+func holdsRawJSON(fd protoreflect.FieldDescriptor) bool {
+	return fd.Kind() == protoreflect.MessageKind && fd.Message().FullName() == jsonMessageName
 }
 
-// Time converts a time to a message; nil for the zero time.
-func Time(t time.Time) *timestamppb.Timestamp {
+// TimestampOf converts a time to a protobuf timestamp; the zero time becomes nil.
+func TimestampOf(t time.Time) *timestamppb.Timestamp {
 	if t.IsZero() {
 		return nil
 	}
 	return timestamppb.New(t)
 }
 
-// Raw converts JSON text to a message; nil for the empty text.
-func Raw(text string) *spoolv1.Json {
+// JSONFromText converts JSON text to a spool.v1.Json message; the empty text becomes nil.
+func JSONFromText(text string) *spoolv1.Json {
 	if text == "" {
 		return nil
 	}

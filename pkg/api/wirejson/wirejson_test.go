@@ -147,7 +147,7 @@ func TestEventIsWrittenAsStored(t *testing.T) {
 	id, exe, conv := wire.ID, wire.ExecutionID, wire.ConversationID
 	got := Marshal(&spoolv1.Event{
 		Seq: 12, Position: wire.Position, Id: &id, Type: "block_start", Time: timestamppb.New(wire.Time), SessionId: wire.SessionID,
-		ExecutionId: &exe, ConversationId: &conv, Source: "runner", Data: Raw(string(wire.Data)),
+		ExecutionId: &exe, ConversationId: &conv, Source: "runner", Data: JSONFromText(string(wire.Data)),
 	})
 	if want := strings.TrimSpace(b.String()); string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -172,7 +172,7 @@ func TestEveryMessageHasJSON(t *testing.T) {
 				t.Errorf("%s: read back %v, %v", d.Name(), back, err)
 			}
 		}
-		if d.FullName() == jsonName { // never a response
+		if d.FullName() == jsonMessageName { // never a response
 			continue
 		}
 		back := m.ProtoReflect().New().Interface()
@@ -190,7 +190,7 @@ func TestUnmarshalResponse_IgnoresUnknownFields(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := &spoolv1.Session{
-		SessionId: "ses_x", SessionOptions: &spoolv1.SessionOptions{Model: "m"}, Metadata: Raw(`[1,"x"]`),
+		SessionId: "ses_x", SessionOptions: &spoolv1.SessionOptions{Model: "m"}, Metadata: JSONFromText(`[1,"x"]`),
 		UpdatedAt: timestamppb.New(time.Date(2026, 1, 2, 3, 4, 5, 600_000_000, time.UTC)),
 	}
 	if !proto.Equal(&got, want) {
@@ -205,7 +205,7 @@ func TestUnmarshalResponse_IgnoresUnknownFields(t *testing.T) {
 func TestMarshalRequest_OmitsDefaultValues(t *testing.T) {
 	t.Parallel()
 	zero := uint32(0)
-	got := MarshalRequest(&spoolv1.ForkSessionRequest{SessionId: "ses_x", At: &zero, Metadata: Raw(`{"n":null}`)})
+	got := MarshalRequest(&spoolv1.ForkSessionRequest{SessionId: "ses_x", At: &zero, Metadata: JSONFromText(`{"n":null}`)})
 	if want := `{"sessionId":"ses_x","at":0,"metadata":{"n":null}}`; string(got) != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
@@ -260,11 +260,11 @@ func TestCheckQuery_NamesTheInvalidParameter(t *testing.T) {
 
 // fill sets every field of a message, so that every kind is tested.
 func fill(d protoreflect.MessageDescriptor) protoreflect.Message {
-	if d.FullName() == timestampName {
+	if d.FullName() == timestampMessageName {
 		return timestamppb.New(time.Unix(1, 0)).ProtoReflect()
 	}
-	if d.FullName() == jsonName {
-		return Raw(`{"a":1}`).ProtoReflect()
+	if d.FullName() == jsonMessageName {
+		return JSONFromText(`{"a":1}`).ProtoReflect()
 	}
 	m := protoMessage(d)
 	for i := range d.Fields().Len() {

@@ -18,22 +18,22 @@ import (
 )
 
 //go:embed agents.md.tmpl
-var page string
+var pageTemplate string
 
 const (
-	example = "testdata/examples/reviewer.yaml"
-	acp     = "testdata/examples/porter.yaml"
+	exampleFile    = "testdata/examples/reviewer.yaml"
+	acpExampleFile = "testdata/examples/porter.yaml"
 )
 
 func main() {
-	if err := run(os.Args[1:]); err != nil {
+	if err := generate(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "gen:", err)
 		os.Exit(1)
 	}
 }
 
-// run is started in the folder of package definition.
-func run(args []string) error {
+// generate writes the page and the JSON Schema that args name. It must run in the folder of package definition.
+func generate(args []string) error {
 	if len(args) != 3 {
 		return errors.New("usage: gen EVENTS_DIR DOCUMENT SCHEMA")
 	}
@@ -46,41 +46,41 @@ func run(args []string) error {
 		return err
 	}
 	maps.Copy(comments, own) // a file's variables are not those of the log
-	text, err := document(comments)
+	text, err := generatePage(comments)
 	if err != nil {
 		return err
 	}
-	schema, err := definition.Schema(comments)
+	schema, err := definition.GenerateSchema(comments)
 	if err != nil {
 		return err
 	}
 	return errors.Join(os.WriteFile(args[1], text, 0o644), os.WriteFile(args[2], append(schema, '\n'), 0o644))
 }
 
-func document(comments map[string]string) ([]byte, error) {
-	sample, err := os.ReadFile(example)
+func generatePage(comments map[string]string) ([]byte, error) {
+	sample, err := os.ReadFile(exampleFile)
 	if err != nil {
 		return nil, err
 	}
-	porter, err := os.ReadFile(acp)
+	porter, err := os.ReadFile(acpExampleFile)
 	if err != nil {
 		return nil, err
 	}
 	var fields, honours bytes.Buffer
-	if err := errors.Join(definition.WriteFields(&fields, comments), definition.WriteSupportTable(&honours)); err != nil {
+	if err := errors.Join(definition.WriteFieldTables(&fields, comments), definition.WriteSupportTable(&honours)); err != nil {
 		return nil, err
 	}
-	t, err := template.New("agents.md").Parse(page)
+	t, err := template.New("agents.md").Parse(pageTemplate)
 	if err != nil {
 		return nil, err
 	}
 	var out bytes.Buffer
-	err = t.Execute(&out, map[string]string{"Example": string(sample), "ACP": string(porter), "Fields": fields.String(), "Honours": honours.String(), "Presets": presets()})
+	err = t.Execute(&out, map[string]string{"Example": string(sample), "ACP": string(porter), "Fields": fields.String(), "Honours": honours.String(), "Presets": presetRows()})
 	return out.Bytes(), err
 }
 
-// presets returns the rows of the table of presets.
-func presets() string {
+// presetRows returns the rows of the page's table of ACP presets.
+func presetRows() string {
 	var b strings.Builder
 	for _, p := range architecture.Presets() {
 		var names []string

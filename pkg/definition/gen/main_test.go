@@ -12,7 +12,7 @@ func TestGeneratedFilesAreCurrent(t *testing.T) {
 	t.Chdir("..") // go generate runs the generator in this folder
 	dir := t.TempDir()
 	page, schema := filepath.Join(dir, "agents.md"), filepath.Join(dir, "schema.json")
-	if err := run([]string{"../events", page, schema}); err != nil {
+	if err := generate([]string{"../events", page, schema}); err != nil {
 		t.Fatal(err)
 	}
 	for made, committed := range map[string]string{page: "../../docs/agents.md", schema: "../../docs/schema/spool.schema.json"} {
@@ -32,10 +32,10 @@ func TestGeneratedFilesAreCurrent(t *testing.T) {
 
 func TestRun_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
-	if err := run(nil); err == nil {
+	if err := generate(nil); err == nil {
 		t.Error("run without arguments returned no error")
 	}
-	if err := run([]string{"/nonsense", "/nonsense/page", "/nonsense/schema"}); err == nil {
+	if err := generate([]string{"/nonsense", "/nonsense/page", "/nonsense/schema"}); err == nil {
 		t.Error("run with an invalid output path returned no error")
 	}
 }

@@ -21,8 +21,8 @@ import (
 	"sync"
 )
 
-// NPM is an npm package that the test registry serves.
-type NPM struct {
+// NPMPackage is an npm package that the test registry serves.
+type NPMPackage struct {
 	Name, Version string
 	Files         map[string]string // in addition to package.json, by path
 	Bin           map[string]string // programs: file by name
@@ -30,16 +30,16 @@ type NPM struct {
 	Dependencies  map[string]string // range by name
 }
 
-// Wheel is a Python package with one module, which has the package's name.
-type Wheel struct {
+// PythonPackage is a Python package that the test registry serves. It has one module with the package's name.
+type PythonPackage struct {
 	Name, Version string
 	Module        string   // source of the module
 	Programs      []string // each program calls main() of the module
 	Extras        []string
 }
 
-// Registry serves packages: npm below /npm, Python below /pip. It is an http.Handler, and is safe for concurrent
-// use.
+// Registry is a registry of packages for tests: npm packages below /npm, Python packages below /pip. It is an
+// http.Handler, and is safe for concurrent use.
 type Registry struct {
 	files map[string]servedFile // by path
 
@@ -48,8 +48,9 @@ type Registry struct {
 	asked []string
 }
 
-// New returns a registry. base is the address of its npm part, without a trailing slash; its documents contain it.
-func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
+// New returns a test registry. base is the URL of its npm part, without a trailing slash; the registry's documents
+// contain the URL.
+func New(base string, npm []NPMPackage, wheels []PythonPackage) (*Registry, error) {
 	r := &Registry{files: map[string]servedFile{}}
 	for _, p := range npm {
 		if err := r.addNPM(base, p); err != nil {
@@ -57,14 +58,14 @@ func New(base string, npm []NPM, wheels []Wheel) (*Registry, error) {
 		}
 	}
 	for _, w := range wheels {
-		if err := r.addWheel(w); err != nil {
+		if err := r.addPythonPackage(w); err != nil {
 			return nil, fmt.Errorf("wheel %s: %w", w.Name, err)
 		}
 	}
 	return r, nil
 }
 
-// ServeHTTP responds with 503 while the registry is switched off.
+// ServeHTTP serves the packages. It responds with 503 while the registry is set unavailable.
 func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Lock()
 	r.asked = append(r.asked, req.URL.Path)
@@ -83,15 +84,16 @@ func (r *Registry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	_, _ = w.Write(f.content) // the client may have disconnected
 }
 
-// Switch turns the registry on or off.
-func (r *Registry) Switch(on bool) {
+// SetAvailable sets whether the registry serves packages; otherwise it responds with 503.
+func (r *Registry) SetAvailable(on bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.off = !on
 }
 
-// Requests returns the number of requests whose path ends with suffix, or the number of all requests if suffix is "".
-func (r *Registry) Requests(suffix string) (n int) {
+// CountRequests returns the number of received requests whose path ends with suffix, or of all requests if suffix is
+// "".
+func (r *Registry) CountRequests(suffix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, p := range r.asked {
@@ -107,7 +109,7 @@ type servedFile struct {
 	content []byte
 }
 
-func (r *Registry) addNPM(base string, p NPM) error {
+func (r *Registry) addNPM(base string, p NPMPackage) error {
 	manifest := map[string]any{"name": p.Name, "version": p.Version, "bin": p.Bin, "scripts": p.Scripts, "dependencies": p.Dependencies}
 	raw, err := json.Marshal(manifest)
 	if err != nil {
@@ -146,7 +148,7 @@ func (r *Registry) addNPM(base string, p NPM) error {
 	return nil
 }
 
-func (r *Registry) addWheel(w Wheel) error {
+func (r *Registry) addPythonPackage(w PythonPackage) error {
 	info := w.Name + "-" + w.Version + ".dist-info/"
 	metadata := "Metadata-Version: 2.1\nName: " + w.Name + "\nVersion: " + w.Version + "\n"
 	for _, e := range w.Extras {

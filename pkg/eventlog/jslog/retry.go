@@ -31,7 +31,7 @@ type backoff struct {
 
 // newBackoff returns a backoff whose first try has the timeout first.
 func newBackoff(first time.Duration) *backoff {
-	return &backoff{first: first, pauses: retry.Doubling(minRetryPause, maxRetryPause)}
+	return &backoff{first: first, pauses: retry.NewDoubling(minRetryPause, maxRetryPause)}
 }
 
 // appendBackoff returns the backoff for an append.

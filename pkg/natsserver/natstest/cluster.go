@@ -13,8 +13,9 @@ import (
 	"github.com/spoolhq/spool/pkg/daemon/porttest"
 )
 
-// clusterPatience is the maximum time that the servers may take to find each other and to elect a leader.
-const clusterPatience = 2 * time.Minute
+// clusterReadyTimeout is the maximum time that the servers of a cluster may take to find each other and to elect a
+// leader.
+const clusterReadyTimeout = 2 * time.Minute
 
 // Cluster is three NATS servers of a test that replicate streams among each other.
 type Cluster struct {
@@ -22,8 +23,8 @@ type Cluster struct {
 	Dirs []string // the folder of each server
 }
 
-// RunCluster starts three servers that stop when the test ends. Unlike the servers of Run they do not sync and have
-// no users.
+// RunCluster starts a cluster of three NATS servers that stop when the test ends. Unlike the servers of Run they do not
+// sync writes and have no users.
 func RunCluster(t *testing.T) Cluster {
 	t.Helper()
 	addrs := porttest.FreeAddrs(t, 3)
@@ -52,12 +53,12 @@ func RunCluster(t *testing.T) Cluster {
 		c.Dirs, servers = append(c.Dirs, dir), append(servers, s)
 	}
 	for _, s := range servers {
-		if !s.ReadyForConnections(clusterPatience) {
+		if !s.ReadyForConnections(clusterReadyTimeout) {
 			t.Fatal("a server of the cluster is not ready")
 		}
 		urls = append(urls, s.ClientURL())
 	}
-	for deadline := time.Now().Add(clusterPatience); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(clusterReadyTimeout); ; time.Sleep(20 * time.Millisecond) {
 		current := 0
 		for _, s := range servers {
 			if s.JetStreamIsLeader() {

@@ -11,15 +11,15 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// RunSmall starts a server with a disk limit of natsserver.MinStore bytes.
-func RunSmall(t testing.TB) *natsserver.Server {
+// RunWithMinStore starts a server with a disk limit of natsserver.MinStoreSize bytes.
+func RunWithMinStore(t testing.TB) *natsserver.Server {
 	t.Helper()
-	return RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort, MaxStore: natsserver.MinStore})
+	return RunConfig(t, natsserver.Config{Relaxed: true, Port: natsserver.RandomPort, MaxStore: natsserver.MinStoreSize})
 }
 
-// Fill writes content without an owner into the bucket of workspaces until a percentage of the store is used. The
-// returned function removes the content.
-func Fill(t testing.TB, nc *nats.Conn, percent int64) (empty func()) {
+// FillStore writes objects that belong to no session into the bucket of workspaces until a percentage of the store is
+// used. The returned function removes the objects.
+func FillStore(t testing.TB, nc *nats.Conn, percent int64) (empty func()) {
 	t.Helper()
 	js, err := jetstream.New(nc)
 	if err != nil {

@@ -12,12 +12,12 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// Password is the password of every NATS user on the server of RunWithoutGate.
+// Password is the password of every NATS user on the server of RunWithoutConsumerGate.
 const Password = "pw"
 
-// RunWithoutGate starts a server with the accounts and streams of package topology, but without the gate for
-// consumers.
-func RunWithoutGate(t testing.TB) (url string) {
+// RunWithoutConsumerGate starts a NATS server with the accounts and streams of package topology, but without the
+// consumer gate.
+func RunWithoutConsumerGate(t testing.TB) (url string) {
 	t.Helper()
 	var accounts strings.Builder
 	if err := topology.WriteAccounts(&accounts, "1GB", func(string) string { return Password }); err != nil {
@@ -35,7 +35,7 @@ func RunWithoutGate(t testing.TB) (url string) {
 	}
 	ns.Start()
 	t.Cleanup(func() { ns.Shutdown(); ns.WaitForShutdown() })
-	if !ns.ReadyForConnections(clusterPatience) {
+	if !ns.ReadyForConnections(clusterReadyTimeout) {
 		t.Fatal("the server is not ready")
 	}
 	js, err := jetstream.New(ConnAs(t, ns.ClientURL(), topology.UserAdmin))
@@ -48,7 +48,8 @@ func RunWithoutGate(t testing.TB) (url string) {
 	return ns.ClientURL()
 }
 
-// ConnAs opens a connection to a server of RunWithoutGate that is closed when the test ends.
+// ConnAs opens a connection as a NATS user to a server of RunWithoutConsumerGate. The connection is closed when the
+// test ends.
 func ConnAs(t testing.TB, url, user string) *nats.Conn {
 	t.Helper()
 	nc, err := nats.Connect(url, nats.UserInfo(user, Password), nats.CustomInboxPrefix(topology.InboxPrefix(user)), nats.Timeout(30*time.Second))

@@ -14,14 +14,15 @@ import (
 	"github.com/spoolhq/spool/pkg/natsserver"
 )
 
-// Run starts a server without a TCP listener in a temporary folder and stops it when the test ends. It syncs like
-// the server of `spool up`, so that the order of write and acknowledgement is the same.
+// Run starts a NATS server without a TCP listener in a temporary folder and stops it when the test ends. It syncs
+// writes like the server of `spool up`, so that the order of write and acknowledgement is the same.
 func Run(t testing.TB) *natsserver.Server {
 	t.Helper()
 	return RunConfig(t, natsserver.Config{})
 }
 
-// RunConfig is like Run with a configuration. An empty StoreDir means a temporary folder.
+// RunConfig is like Run, but starts the NATS server with the given configuration. An empty StoreDir means a temporary
+// folder.
 func RunConfig(t testing.TB, cfg natsserver.Config) *natsserver.Server {
 	t.Helper()
 	if cfg.StoreDir == "" {
@@ -49,18 +50,18 @@ func Conn(t testing.TB, srv *natsserver.Server, opts ...nats.Option) *nats.Conn 
 	return nc
 }
 
-// Restartable is a server that keeps its port and its folder across restarts. Its methods must not be called
+// RestartableServer is a NATS server that keeps its port and its folder across restarts. Its methods must not be called
 // concurrently.
-type Restartable struct {
+type RestartableServer struct {
 	t   testing.TB
 	cfg natsserver.Config
 	srv *natsserver.Server
 }
 
 // RunRestartable starts a server on a free port of the loopback interface and stops it when the test ends.
-func RunRestartable(t testing.TB) *Restartable {
+func RunRestartable(t testing.TB) *RestartableServer {
 	t.Helper()
-	r := &Restartable{t: t, cfg: natsserver.Config{StoreDir: t.TempDir(), Port: natsserver.RandomPort, Logger: Logger(t)}}
+	r := &RestartableServer{t: t, cfg: natsserver.Config{StoreDir: t.TempDir(), Port: natsserver.RandomPort, Logger: Logger(t)}}
 	r.Start()
 	r.cfg.Port = r.srv.Port()
 	t.Cleanup(r.Stop)
@@ -68,7 +69,7 @@ func RunRestartable(t testing.TB) *Restartable {
 }
 
 // Start starts the server again after Stop. It does nothing while the server runs.
-func (r *Restartable) Start() {
+func (r *RestartableServer) Start() {
 	r.t.Helper()
 	if r.srv != nil {
 		return
@@ -81,7 +82,7 @@ func (r *Restartable) Start() {
 }
 
 // Stop stops the server and waits for its end. It does nothing while the server is stopped.
-func (r *Restartable) Stop() {
+func (r *RestartableServer) Stop() {
 	if r.srv == nil {
 		return
 	}
@@ -90,15 +91,15 @@ func (r *Restartable) Stop() {
 }
 
 // Server returns the running server, or nil while it is stopped.
-func (r *Restartable) Server() *natsserver.Server { return r.srv }
+func (r *RestartableServer) Server() *natsserver.Server { return r.srv }
 
-// URL returns the address, which is the same after each restart.
-func (r *Restartable) URL() string {
+// URL returns the server's URL, which is the same after each restart.
+func (r *RestartableServer) URL() string {
 	return "nats://" + net.JoinHostPort(natsserver.DefaultHost, strconv.Itoa(r.cfg.Port))
 }
 
 // Conn opens a TCP connection that survives restarts and is closed when the test ends.
-func (r *Restartable) Conn(opts ...nats.Option) *nats.Conn {
+func (r *RestartableServer) Conn(opts ...nats.Option) *nats.Conn {
 	r.t.Helper()
 	nc, err := nats.Connect(r.URL(), append(bus.ConnOptions(r.cfg.Logger), opts...)...)
 	if err != nil {

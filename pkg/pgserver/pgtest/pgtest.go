@@ -26,15 +26,16 @@ const (
 	dropTimeout    = 30 * time.Second
 )
 
-// sharedServer starts the server once per process. It is never stopped explicitly: the kernel ends it with the process.
-var sharedServer = sync.OnceValues(start)
+// sharedServer starts the Postgres server of this test process once. It is never stopped explicitly: the kernel ends it
+// with the process.
+var sharedServer = sync.OnceValues(startSharedServer)
 
-var serial atomic.Int64
+var lastDatabaseNumber atomic.Int64
 
-// URL returns the address of a new, empty database, which is dropped when the test ends. It is a database and not a
-// schema because advisory locks are per database. The server does not sync, since no test survives a power loss.
-// Without a Postgres binary the test is skipped with the reason, or fails if CI is set.
-func URL(t testing.TB) string {
+// NewDatabase creates an empty database, which is dropped when the test ends, and returns its URL. Tests do not share a
+// database with separate schemas, because advisory locks are per database. The server does not sync, since no test
+// survives a power loss. Without a Postgres binary the test is skipped with the reason, or fails if CI is set.
+func NewDatabase(t testing.TB) string {
 	t.Helper()
 	srv, err := sharedServer()
 	if errors.Is(err, pgserver.ErrNoBinary) && os.Getenv("CI") == "" {
@@ -43,14 +44,14 @@ func URL(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := fmt.Sprintf("test_%d", serial.Add(1))
-	if err := execAdmin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
+	name := fmt.Sprintf("test_%d", lastDatabaseNumber.Add(1))
+	if err := execAsAdmin(t.Context(), srv, "CREATE DATABASE "+name); err != nil {
 		t.Fatalf("create database %s: %v", name, err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), dropTimeout)
 		defer cancel()
-		if err := execAdmin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+		if err := execAsAdmin(ctx, srv, "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
 			t.Errorf("drop database %s: %v", name, err)
 		}
 	})
@@ -60,7 +61,7 @@ func URL(t testing.TB) string {
 // Conn returns a connection to a new database; it is closed when the test ends.
 func Conn(t testing.TB) *pgx.Conn {
 	t.Helper()
-	url := URL(t)
+	url := NewDatabase(t)
 	conn, err := pgx.Connect(t.Context(), url)
 	if err != nil {
 		t.Fatalf("connect to %s: %v", url, err)
@@ -69,23 +70,23 @@ func Conn(t testing.TB) *pgx.Conn {
 	return conn
 }
 
-// Server starts a separate server, for tests that stop it; it is stopped when the test ends.
-func Server(t testing.TB, cfg pgserver.Config) *pgserver.Server {
+// StartServer starts a separate Postgres server, for tests that stop it; it is stopped when the test ends.
+func StartServer(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	t.Helper()
-	srv := boot(t, cfg)
-	t.Cleanup(func() { stop(t, srv) })
+	srv := startUnmanaged(t, cfg)
+	t.Cleanup(func() { stopServer(t, srv) })
 	return srv
 }
 
-func stop(t testing.TB, srv *pgserver.Server) {
+func stopServer(t testing.TB, srv *pgserver.Server) {
 	t.Helper()
 	if err := srv.Stop(); err != nil {
 		t.Errorf("stop postgres: %v", err)
 	}
 }
 
-// boot starts a server that the caller must stop.
-func boot(t testing.TB, cfg pgserver.Config) *pgserver.Server {
+// startUnmanaged starts a Postgres server that the caller must stop.
+func startUnmanaged(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	t.Helper()
 	if cfg.DataDir == "" {
 		cfg.DataDir = t.TempDir()
@@ -103,8 +104,8 @@ func boot(t testing.TB, cfg pgserver.Config) *pgserver.Server {
 	return srv
 }
 
-func start() (*pgserver.Server, error) {
-	sweep()
+func startSharedServer() (*pgserver.Server, error) {
+	removeOldFolders()
 	dir, err := os.MkdirTemp("", folderPrefix+strconv.Itoa(os.Getpid())+"-")
 	if err != nil {
 		return nil, err
@@ -121,7 +122,7 @@ func start() (*pgserver.Server, error) {
 	return srv, nil
 }
 
-func execAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
+func execAsAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
 	conn, err := pgx.Connect(ctx, srv.DatabaseURL("postgres"))
 	if err != nil {
 		return err
@@ -130,9 +131,10 @@ func execAdmin(ctx context.Context, srv *pgserver.Server, sql string) error {
 	return errors.Join(err, conn.Close(ctx))
 }
 
-// sweep removes the folders of ended test processes. They cannot do so themselves, because the server outlives
-// their last statement. A folder that cannot be examined or removed is left for the next time.
-func sweep() {
+// removeOldFolders removes the data folders of test processes that have ended. They cannot do so themselves, because
+// the server outlives their last statement. A folder that cannot be examined or removed is left for the next test
+// process.
+func removeOldFolders() {
 	dirs, _ := filepath.Glob(filepath.Join(os.TempDir(), folderPrefix+"*")) // the only error is a malformed pattern
 	for _, dir := range dirs {
 		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(dir), folderPrefix), "-")
@@ -140,6 +142,6 @@ func sweep() {
 		if err != nil || n == os.Getpid() || !errors.Is(syscall.Kill(n, 0), syscall.ESRCH) {
 			continue
 		}
-		_ = pgserver.Remove(dir)
+		_ = pgserver.RemoveDataDir(dir)
 	}
 }

@@ -9,26 +9,28 @@ import (
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
-// URLs are the URLs of one database for each of the roles.
-type URLs struct{ Superuser, Projector, Gateway string }
+// RoleURLs holds the URLs of one database for each of its roles.
+type RoleURLs struct{ Superuser, Projector, Gateway string }
 
-// Database returns a new database with the roles and without read models. It is dropped when the test ends.
-func Database(t testing.TB) URLs {
+// NewDatabase creates a database that has the roles of the read models and no tables yet. It is dropped when the test
+// ends.
+func NewDatabase(t testing.TB) RoleURLs {
 	t.Helper()
-	return WithRoles(t, pgtest.URL(t))
+	return CreateRoles(t, pgtest.NewDatabase(t))
 }
 
-// WithRoles creates the roles in a database of a server that trusts its socket. The URL must be that of a superuser.
-func WithRoles(t testing.TB, superuser string) URLs {
+// CreateRoles creates the roles of the read models in a database of a server that trusts its socket. The URL must be
+// that of a superuser.
+func CreateRoles(t testing.TB, superuser string) RoleURLs {
 	t.Helper()
 	if err := readmodel.CreateRoles(t.Context(), superuser, readmodel.Passwords{}); err != nil {
 		t.Fatal(err)
 	}
-	return URLs{Superuser: superuser, Projector: As(t, superuser, readmodel.ProjectorRole), Gateway: As(t, superuser, readmodel.GatewayRole)}
+	return RoleURLs{Superuser: superuser, Projector: URLForRole(t, superuser, readmodel.ProjectorRole), Gateway: URLForRole(t, superuser, readmodel.GatewayRole)}
 }
 
-// As returns the URL of a database for another role, without a password.
-func As(t testing.TB, database, role string) string {
+// URLForRole returns the URL of a database for another role, without a password.
+func URLForRole(t testing.TB, database, role string) string {
 	t.Helper()
 	u, err := url.Parse(database)
 	if err != nil {

@@ -9,16 +9,16 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// execStreams checks that stdin, stdout and stderr carry all bytes, large ones and interactive ones, each on its own stream.
-func execStreams(f *fixture) {
-	box := f.create(f.spec())
-	out, errs, code := f.exec(box, sandbox.Command{Args: []string{"sh", "-c", `read line; echo "got $line"; echo bad >&2; exit 3`}}, "hello\n")
+// testExecStreams checks that stdin, stdout and stderr carry all bytes, large ones and interactive ones, each on its own stream.
+func testExecStreams(f *fixture) {
+	box := f.createSandbox(f.newSpec())
+	out, errs, code := f.runCommand(box, sandbox.Command{Args: []string{"sh", "-c", `read line; echo "got $line"; echo bad >&2; exit 3`}}, "hello\n")
 	if out != "got hello\n" || errs != "bad\n" || code != 3 {
 		f.Errorf("stdout %q, stderr %q, code %d", out, errs, code)
 	}
 	big := strings.Repeat("0123456789abcdef", 64<<10)
 	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
-	f.must(err)
+	f.failOnError(err)
 	go func() {
 		if _, err := io.WriteString(p.Stdin(), big); err != nil {
 			f.Error(err)
@@ -28,35 +28,35 @@ func execStreams(f *fixture) {
 		}
 	}()
 	raw, err := io.ReadAll(p.Stdout())
-	f.must(err)
+	f.failOnError(err)
 	if string(raw) != big {
 		f.Errorf("received %d bytes of %d", len(raw), len(big))
 	}
 	_, err = p.Wait()
-	f.must(err)
+	f.failOnError(err)
 	// Input and output are passed on while the command runs.
 	p, err = box.Exec(f.ctx, sandbox.Command{Args: []string{"cat"}})
-	f.must(err)
+	f.failOnError(err)
 	for _, word := range []string{"one", "two"} {
 		_, err := io.WriteString(p.Stdin(), word)
-		f.must(err)
+		f.failOnError(err)
 		buf := make([]byte, len(word))
 		_, err = io.ReadFull(p.Stdout(), buf)
-		f.must(err)
+		f.failOnError(err)
 		if string(buf) != word {
 			f.Errorf("echo of %q is %q", word, buf)
 		}
 	}
-	f.must(p.Stdin().Close())
+	f.failOnError(p.Stdin().Close())
 	_, err = p.Wait()
-	f.must(err)
+	f.failOnError(err)
 }
 
-// execExitCodes checks the result of Wait for commands that exit or are ended by a signal.
-func execExitCodes(f *fixture) {
-	box := f.create(f.spec())
+// testExecExitCodes checks the result of Wait for commands that exit or are ended by a signal.
+func testExecExitCodes(f *fixture) {
+	box := f.createSandbox(f.newSpec())
 	for line, want := range map[string]int{"true": 0, "exit 1": 1, "exit 255": 255, "kill -9 $$": -1} {
-		if _, _, code := f.sh(box, line); code != want {
+		if _, _, code := f.runShell(box, line); code != want {
 			f.Errorf("%s: code %d, want %d", line, code, want)
 		}
 	}
@@ -72,60 +72,61 @@ func execExitCodes(f *fixture) {
 	}
 }
 
-// execOutlivesItsContext checks that a command continues after the context of Exec has ended.
-func execOutlivesItsContext(f *fixture) {
-	box := f.create(f.spec())
+// testExecOutlivesContext checks that a command continues after the context of Exec has ended.
+func testExecOutlivesContext(f *fixture) {
+	box := f.createSandbox(f.newSpec())
 	ctx, cancel := context.WithCancel(f.ctx)
 	p, err := box.Exec(ctx, sandbox.Command{Args: []string{"cat"}})
-	f.must(err)
+	f.failOnError(err)
 	cancel()
 	_, err = io.WriteString(p.Stdin(), "still here")
-	f.must(err)
-	f.must(p.Stdin().Close())
+	f.failOnError(err)
+	f.failOnError(p.Stdin().Close())
 	raw, err := io.ReadAll(p.Stdout())
-	f.must(err)
+	f.failOnError(err)
 	if code, err := p.Wait(); string(raw) != "still here" || code != 0 || err != nil {
 		f.Errorf("after its context ended: %q, code %d, %v", raw, code, err)
 	}
 }
 
-// execKill checks that Kill ends a command and its streams, and not the sandbox.
-func execKill(f *fixture) {
-	box := f.create(f.spec())
+// testExecKill checks that Kill ends a command and its streams, and not the sandbox.
+func testExecKill(f *fixture) {
+	box := f.createSandbox(f.newSpec())
 	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"sh", "-c", `echo up; sleep 1000 & wait`}})
-	f.must(err)
+	f.failOnError(err)
 	buf := make([]byte, 3)
 	_, err = io.ReadFull(p.Stdout(), buf)
-	f.must(err)
-	f.must(p.Kill())
+	f.failOnError(err)
+	f.failOnError(p.Kill())
 	code, err := p.Wait()
-	f.must(err)
+	f.failOnError(err)
 	if code != -1 {
 		f.Errorf("code %d after Kill, want -1", code)
 	}
 	if n, err := p.Stdout().Read(buf); n != 0 || err == nil {
 		f.Errorf("stdout returned %d bytes and %v after Kill", n, err)
 	}
-	f.must(p.Kill())
+	f.failOnError(p.Kill())
 	if alive, err := box.Running(f.ctx); !alive || err != nil {
 		f.Errorf("the sandbox runs: %v, %v", alive, err)
 	}
 }
 
-// execRunner checks that "runner" as the first argument means the runner's own binary.
-func execRunner(f *fixture) {
-	box := f.create(f.spec())
-	out, errs, code := f.exec(box, sandbox.Command{Args: []string{"runner", "--help"}}, "")
+// testExecRunner checks that a command whose first argument is "runner" runs the sandbox's own runner binary.
+func testExecRunner(f *fixture) {
+	box := f.createSandbox(f.newSpec())
+	out, errs, code := f.runCommand(box, sandbox.Command{Args: []string{"runner", "--help"}}, "")
 	if code != 0 || !strings.Contains(out, "serve") {
 		f.Errorf("runner --help: code %d, %s%s", code, out, errs)
 	}
 }
 
-// execEnvironment checks that a command has the sandbox's variables and its own, and none of the executor's.
-func execEnvironment(f *fixture) {
-	box := f.create(f.spec())
-	out, _, _ := f.exec(box, sandbox.Command{Args: []string{"env"}, Env: map[string]string{"GIVEN": "a b"}}, "")
-	if strings.Contains(out, secret) || strings.Contains(out, "must-not-be-seen") {
+// testExecEnvironment checks that a command has the variables of the sandbox and of the command, and none of the
+// executor's.
+func testExecEnvironment(f *fixture) {
+	box := f.createSandbox(f.newSpec())
+	out, _, _ := f.runCommand(box, sandbox.Command{Args: []string{"env"}, Env: map[string]string{"GIVEN": "a b"}}, "")
+	if strings.Contains(out, secretVariable) || strings.Contains(out, "must-not-be-seen") {
 		f.Errorf("the environment is inherited:\n%s", out)
 	}
 	vars := map[string]string{}
@@ -139,23 +140,23 @@ func execEnvironment(f *fixture) {
 	if home, _ := os.UserHomeDir(); vars["HOME"] == "" || vars["HOME"] == home {
 		f.Errorf("HOME is %q", vars["HOME"])
 	}
-	if _, _, code := f.sh(box, `touch "$HOME/mine" && test -w "$HOME/mine"`); code != 0 {
+	if _, _, code := f.runShell(box, `touch "$HOME/mine" && test -w "$HOME/mine"`); code != 0 {
 		f.Error("HOME cannot be written")
 	}
 }
 
-// execDir checks the working directory of a command: Command.Dir, or else the workspace.
-func execDir(f *fixture) {
-	box := f.create(f.spec())
-	f.must(box.Files().Put(f.ctx, "sub/deep/file", strings.NewReader("x")))
-	if out, _, code := f.exec(box, sandbox.Command{Args: []string{"cat", "file"}, Dir: "sub/deep"}, ""); out != "x" || code != 0 {
+// testExecDir checks the working directory of a command: Command.Dir, or else the workspace.
+func testExecDir(f *fixture) {
+	box := f.createSandbox(f.newSpec())
+	f.failOnError(box.Files().Put(f.ctx, "sub/deep/file", strings.NewReader("x")))
+	if out, _, code := f.runCommand(box, sandbox.Command{Args: []string{"cat", "file"}, Dir: "sub/deep"}, ""); out != "x" || code != 0 {
 		f.Errorf("in a folder: %q, code %d", out, code)
 	}
-	if out, _, code := f.sh(box, "cat sub/deep/file"); out != "x" || code != 0 {
+	if out, _, code := f.runShell(box, "cat sub/deep/file"); out != "x" || code != 0 {
 		f.Errorf("in the workspace: %q, code %d", out, code)
 	}
 	_, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: "../.."})
-	f.checkError(err, sandbox.ErrOutside)
+	f.checkError(err, sandbox.ErrOutsideWorkspace)
 	_, err = box.Exec(f.ctx, sandbox.Command{Args: []string{"pwd"}, Dir: "nowhere"})
 	f.checkError(err, sandbox.ErrNotFound)
 }

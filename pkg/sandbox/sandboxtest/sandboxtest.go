@@ -14,8 +14,8 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// Subject describes the sandbox provider that the test suite tests.
-type Subject struct {
+// TestedProvider describes the sandbox provider that the test suite tests, and what it supports.
+type TestedProvider struct {
 	// New returns a provider. Within one test, each call must return another object for the same engine, like that of
 	// an executor that was restarted.
 	New func(t testing.TB) sandbox.Provider
@@ -31,57 +31,58 @@ type Subject struct {
 	EndsWithRunner bool
 }
 
-// waitTimeout is the time limit of every wait of the suite.
+// waitTimeout is the maximum time for which a test of the suite waits for an effect.
 const waitTimeout = 30 * time.Second
 
-// secret names a variable of the test process that sandboxes must not see.
-const secret = "SPOOL_SANDBOXTEST_SECRET"
+// secretVariable is the name of an environment variable of the test process that sandboxes must not see.
+const secretVariable = "SPOOL_SANDBOXTEST_SECRET"
 
-// Exercise runs the suite. It sets a variable of the process, so the calling test must not be parallel.
-func Exercise(t *testing.T, s Subject) {
-	t.Setenv(secret, "must-not-be-seen")
+// TestProvider runs the conformance suite of sandbox providers. It sets a variable of the process, so the calling test
+// must not be parallel.
+func TestProvider(t *testing.T, s TestedProvider) {
+	t.Setenv(secretVariable, "must-not-be-seen")
 	for _, c := range []struct {
 		name string
 		test func(*fixture)
 	}{
-		{"CreateTwice", createTwice},
-		{"AttachAnew", attachAnew},
-		{"AttachUnknown", attachUnknown},
-		{"List", list},
-		{"ExecStreams", execStreams},
-		{"ExecExitCodes", execExitCodes},
-		{"ExecOutlivesItsContext", execOutlivesItsContext},
-		{"ExecKill", execKill},
-		{"ExecRunner", execRunner},
-		{"Environment", execEnvironment},
-		{"Dir", execDir},
-		{"FilesPutGet", filesPutGet},
-		{"FilesList", filesList},
-		{"FilesOutside", filesOutside},
-		{"FilesSymlinks", filesSymlinks},
-		{"TerminateLeavesNoProcess", terminateLeavesNoProcess},
-		{"TerminateTwice", terminateTwice},
-		{"Wipe", terminateWipesWorkspace},
-		{"Apart", terminateOneOfTwo},
-		{"FilesRemove", filesRemove},
-		{"ListOutside", listOutside},
-		{"CreateAgain", createAgain},
-		{"TakeOver", takeOver},
-		{"Ended", afterContextEnded},
+		{"CreateTwice", testCreateTwice},
+		{"AttachAnew", testAttachFromOtherProvider},
+		{"AttachUnknown", testAttachUnknown},
+		{"List", testList},
+		{"ExecStreams", testExecStreams},
+		{"ExecExitCodes", testExecExitCodes},
+		{"ExecOutlivesItsContext", testExecOutlivesContext},
+		{"ExecKill", testExecKill},
+		{"ExecRunner", testExecRunner},
+		{"Environment", testExecEnvironment},
+		{"Dir", testExecDir},
+		{"FilesPutGet", testFilesPutGet},
+		{"FilesList", testFilesList},
+		{"FilesOutside", testFilesOutside},
+		{"FilesSymlinks", testFilesSymlinks},
+		{"TerminateLeavesNoProcess", testTerminateLeavesNoProcess},
+		{"TerminateTwice", testTerminateTwice},
+		{"Wipe", testTerminateWipesWorkspace},
+		{"Apart", testTerminateOneOfTwo},
+		{"FilesRemove", testFilesRemove},
+		{"ListOutside", testListOutside},
+		{"CreateAgain", testCreateAfterKill},
+		{"TakeOver", testWorkspaceHandover},
+		{"Ended", testEndedContext},
 	} {
-		s.run(t, c.name, c.test)
+		s.runTest(t, c.name, c.test)
 	}
 	p := s.New(t)
 	if _, ok := p.(sandbox.Pauser); ok {
-		s.run(t, "Pause", func(f *fixture) { pause(f, f.p.(sandbox.Pauser)) })
+		s.runTest(t, "Pause", func(f *fixture) { testPause(f, f.p.(sandbox.Pauser)) })
 	}
 	if _, ok := p.(sandbox.Adopter); ok {
-		s.run(t, "Adopt", func(f *fixture) { adopt(f, f.p.(sandbox.Adopter)) })
+		s.runTest(t, "Adopt", func(f *fixture) { testAdopt(f, f.p.(sandbox.Adopter)) })
 	}
 }
 
-// run runs a test of the suite, in parallel with the others.
-func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
+// runTest runs one test of the suite, in parallel with the others.
+func (s TestedProvider) runTest(t *testing.T, name string, test func(*fixture)) {
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
 		ctx, cancel := context.WithTimeout(context.Background(), 4*waitTimeout)
@@ -90,30 +91,30 @@ func (s Subject) run(t *testing.T, name string, test func(*fixture)) {
 	})
 }
 
-// fixture is a running test of the suite, with a provider of its own.
+// fixture holds one running test of the suite, with a provider of its own.
 type fixture struct {
 	*testing.T
-	s   Subject
+	s   TestedProvider
 	p   sandbox.Provider
 	ctx context.Context
 }
 
-// id returns a new id.
-func (f *fixture) id(kind events.IDKind) string {
+// newID returns a new id of the given kind.
+func (f *fixture) newID(kind events.IDKind) string {
 	f.Helper()
 	id, err := events.NewID(kind, time.Now(), rand.Reader)
-	f.must(err)
+	f.failOnError(err)
 	return id
 }
 
-func (f *fixture) must(err error) {
+func (f *fixture) failOnError(err error) {
 	f.Helper()
 	if err != nil {
 		f.Fatal(err)
 	}
 }
 
-// checkError checks that err is target.
+// checkError fails the test unless err is target, as errors.Is defines it.
 func (f *fixture) checkError(err, target error) {
 	f.Helper()
 	if !errors.Is(err, target) {
@@ -121,19 +122,19 @@ func (f *fixture) checkError(err, target error) {
 	}
 }
 
-// spec returns the spec of a new sandbox of a new session.
-func (f *fixture) spec() sandbox.Spec {
+// newSpec returns the spec of a new sandbox for a new session.
+func (f *fixture) newSpec() sandbox.Spec {
 	f.Helper()
-	return sandbox.Spec{ID: f.id(events.KindSandbox), Labels: sandbox.Labels{
-		Tenant: "default", Session: f.id(events.KindSession), Engine: cmp.Or(f.s.Engine, "suite"), Epoch: 7,
+	return sandbox.Spec{ID: f.newID(events.KindSandbox), Labels: sandbox.Labels{
+		Tenant: "default", Session: f.newID(events.KindSession), Engine: cmp.Or(f.s.Engine, "suite"), Epoch: 7,
 	}}
 }
 
-// create creates a sandbox that is terminated when the test ends.
-func (f *fixture) create(spec sandbox.Spec) sandbox.Sandbox {
+// createSandbox creates a sandbox that is terminated when the test ends.
+func (f *fixture) createSandbox(spec sandbox.Spec) sandbox.Sandbox {
 	f.Helper()
 	box, err := f.p.Create(f.ctx, spec)
-	f.must(err)
+	f.failOnError(err)
 	f.Cleanup(func() {
 		if err := f.p.Terminate(context.Background(), spec.ID, true); err != nil {
 			f.Error(err)
@@ -142,17 +143,17 @@ func (f *fixture) create(spec sandbox.Spec) sandbox.Sandbox {
 	return box
 }
 
-// sh runs a shell command and returns its output and exit code.
-func (f *fixture) sh(box sandbox.Sandbox, line string) (stdout, stderr string, code int) {
+// runShell runs a shell command and returns its output and exit code.
+func (f *fixture) runShell(box sandbox.Sandbox, line string) (stdout, stderr string, code int) {
 	f.Helper()
-	return f.exec(box, sandbox.Command{Args: []string{"sh", "-c", line}}, "")
+	return f.runCommand(box, sandbox.Command{Args: []string{"sh", "-c", line}}, "")
 }
 
-// exec runs a command with the given input, and returns its output and exit code.
-func (f *fixture) exec(box sandbox.Sandbox, c sandbox.Command, stdin string) (stdout, stderr string, code int) {
+// runCommand runs a command with the given input, and returns its output and exit code.
+func (f *fixture) runCommand(box sandbox.Sandbox, c sandbox.Command, stdin string) (stdout, stderr string, code int) {
 	f.Helper()
 	p, err := box.Exec(f.ctx, c)
-	f.must(err)
+	f.failOnError(err)
 	errs := make(chan string, 1)
 	go func() {
 		raw, err := io.ReadAll(p.Stderr())
@@ -162,11 +163,11 @@ func (f *fixture) exec(box sandbox.Sandbox, c sandbox.Command, stdin string) (st
 		errs <- string(raw)
 	}()
 	_, err = io.WriteString(p.Stdin(), stdin)
-	f.must(err)
-	f.must(p.Stdin().Close())
+	f.failOnError(err)
+	f.failOnError(p.Stdin().Close())
 	raw, err := io.ReadAll(p.Stdout())
-	f.must(err)
+	f.failOnError(err)
 	code, err = p.Wait()
-	f.must(err)
+	f.failOnError(err)
 	return string(raw), <-errs, code
 }

@@ -8,23 +8,23 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// terminateLeavesNoProcess starts processes that could outlive the sandbox: a child, a grandchild in its own session,
-// and a daemon that has detached from its parents.
-func terminateLeavesNoProcess(f *fixture) {
-	spec := f.spec()
-	box := f.create(spec)
+// testTerminateLeavesNoProcess checks that Terminate ends processes that could outlive the sandbox: a child, a
+// grandchild in its own session, and a daemon that has detached from its parents.
+func testTerminateLeavesNoProcess(f *fixture) {
+	spec := f.newSpec()
+	box := f.createSandbox(spec)
 	p, err := box.Exec(f.ctx, sandbox.Command{Args: []string{"sh", "-c", `
 		sleep 1001 & echo $!
 		setsid sh -c 'echo $$; exec sleep 1002' &
 		(setsid sh -c 'trap "" TERM HUP; (trap "" TERM HUP; sleep 1003) & echo $!; exit 0' &)
 		wait`}})
-	f.must(err)
+	f.failOnError(err)
 	var pids []int
 	var text []byte
 	buf := make([]byte, 64)
 	for len(pids) < 3 {
 		n, err := p.Stdout().Read(buf)
-		f.must(err)
+		f.failOnError(err)
 		text = append(text, buf[:n]...)
 		pids = pids[:0]
 		for line := range strings.Lines(string(text)) {
@@ -41,7 +41,7 @@ func terminateLeavesNoProcess(f *fixture) {
 			}
 		}
 	}
-	f.must(f.p.Terminate(f.ctx, spec.ID, false))
+	f.failOnError(f.p.Terminate(f.ctx, spec.ID, false))
 	if f.s.Alive != nil {
 		for _, pid := range pids {
 			if f.s.Alive(pid) {
@@ -50,7 +50,7 @@ func terminateLeavesNoProcess(f *fixture) {
 		}
 	}
 	_, err = p.Wait()
-	f.must(err)
+	f.failOnError(err)
 	_, err = f.p.Attach(f.ctx, spec.ID)
 	f.checkError(err, sandbox.ErrNotFound)
 	if alive, err := box.Running(f.ctx); alive || err != nil {
@@ -61,36 +61,36 @@ func terminateLeavesNoProcess(f *fixture) {
 	}
 }
 
-// terminateTwice checks that Terminate returns no error for a sandbox that does not exist any more.
-func terminateTwice(f *fixture) {
-	spec := f.spec()
-	f.create(spec)
+// testTerminateTwice checks that Terminate returns no error for a sandbox that does not exist any more.
+func testTerminateTwice(f *fixture) {
+	spec := f.newSpec()
+	f.createSandbox(spec)
 	for range 2 {
-		f.must(f.p.Terminate(f.ctx, spec.ID, false))
+		f.failOnError(f.p.Terminate(f.ctx, spec.ID, false))
 	}
-	f.must(f.s.New(f).Terminate(f.ctx, f.id(events.KindSandbox), true))
+	f.failOnError(f.s.New(f).Terminate(f.ctx, f.newID(events.KindSandbox), true))
 }
 
-// terminateOneOfTwo checks that terminating one sandbox does not affect another.
-func terminateOneOfTwo(f *fixture) {
-	a, b := f.spec(), f.spec()
-	f.create(a)
-	kept := f.create(b)
-	f.must(kept.Files().Put(f.ctx, "mark", strings.NewReader("b")))
-	f.must(f.p.Terminate(f.ctx, a.ID, true))
-	if out, _, code := f.sh(kept, "cat mark"); out != "b" || code != 0 {
+// testTerminateOneOfTwo checks that terminating one sandbox does not affect another.
+func testTerminateOneOfTwo(f *fixture) {
+	a, b := f.newSpec(), f.newSpec()
+	f.createSandbox(a)
+	kept := f.createSandbox(b)
+	f.failOnError(kept.Files().Put(f.ctx, "mark", strings.NewReader("b")))
+	f.failOnError(f.p.Terminate(f.ctx, a.ID, true))
+	if out, _, code := f.runShell(kept, "cat mark"); out != "b" || code != 0 {
 		f.Errorf("the other sandbox: %q, code %d", out, code)
 	}
 }
 
-// terminateWipesWorkspace checks that a workspace is empty again after Terminate has wiped it.
-func terminateWipesWorkspace(f *fixture) {
-	spec := f.spec()
-	f.must(f.create(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))
-	f.must(f.p.Terminate(f.ctx, spec.ID, true))
-	spec.ID = f.id(events.KindSandbox)
-	left, err := f.create(spec).Files().List(f.ctx, "")
-	f.must(err)
+// testTerminateWipesWorkspace checks that a workspace is empty again after Terminate has wiped it.
+func testTerminateWipesWorkspace(f *fixture) {
+	spec := f.newSpec()
+	f.failOnError(f.createSandbox(spec).Files().Put(f.ctx, "private", strings.NewReader("x")))
+	f.failOnError(f.p.Terminate(f.ctx, spec.ID, true))
+	spec.ID = f.newID(events.KindSandbox)
+	left, err := f.createSandbox(spec).Files().List(f.ctx, "")
+	f.failOnError(err)
 	if len(left) != 0 {
 		f.Errorf("the workspace was not wiped: %+v", left)
 	}

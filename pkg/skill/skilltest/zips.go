@@ -10,11 +10,11 @@ import (
 	"strings"
 )
 
-// Good is a valid SKILL.md.
-const Good = "---\nname: pdf-tools\ndescription: Reads and fills PDF forms.\n---\n# PDF\n\nDo this.\n"
+// ValidDocument is the content of a valid SKILL.md.
+const ValidDocument = "---\nname: pdf-tools\ndescription: Reads and fills PDF forms.\n---\n# PDF\n\nDo this.\n"
 
-// Item is an entry of a ZIP whose headers may be arbitrary.
-type Item struct {
+// ZIPEntry is an entry of a ZIP whose headers may be false.
+type ZIPEntry struct {
 	Name    string
 	Content []byte
 	Mode    uint32 // Unix mode with type bits; 0 for a plain file
@@ -31,14 +31,14 @@ type Item struct {
 	Packed []byte // replaces the packed content
 }
 
-// num returns a number to state instead of the actual value.
-func num(n uint32) *uint32 { return &n }
+// falseNumber returns a number that a header states instead of the actual value.
+func falseNumber(n uint32) *uint32 { return &n }
 
-// File returns a plain file.
-func File(name, content string) Item { return Item{Name: name, Content: []byte(content)} }
+// FileEntry returns the entry of a plain file.
+func FileEntry(name, content string) ZIPEntry { return ZIPEntry{Name: name, Content: []byte(content)} }
 
-// Document returns SKILL.md.
-func Document() Item { return File("SKILL.md", Good) }
+// DocumentEntry returns the entry of a valid SKILL.md.
+func DocumentEntry() ZIPEntry { return FileEntry("SKILL.md", ValidDocument) }
 
 func deflate(b []byte) []byte {
 	var out bytes.Buffer
@@ -55,20 +55,21 @@ func deflate(b []byte) []byte {
 	return out.Bytes()
 }
 
-// Build returns a ZIP.
-func Build(items ...Item) []byte {
+// BuildZIP returns a ZIP with the given entries.
+func BuildZIP(items ...ZIPEntry) []byte {
 	var out, dir []byte
 	for _, it := range items {
 		at := uint32(len(out)) //nolint:gosec // a small ZIP
 		var entry []byte
-		out, entry = it.Write(out, at)
+		out, entry = it.AppendTo(out, at)
 		dir = append(dir, entry...)
 	}
-	return Finish(out, dir, len(items))
+	return AppendDirectory(out, dir, len(items))
 }
 
-// Finish appends a directory with the given number of entries, and the end record.
-func Finish(out, dir []byte, count int) []byte {
+// AppendDirectory appends to the entries in out the central directory dir, whose end record states count entries, and
+// returns the complete ZIP.
+func AppendDirectory(out, dir []byte, count int) []byte {
 	le := binary.LittleEndian
 	at := uint32(len(out)) //nolint:gosec // a small ZIP
 	out = append(out, dir...)
@@ -81,8 +82,9 @@ func Finish(out, dir []byte, count int) []byte {
 	return le.AppendUint16(out, 0)
 }
 
-// Write appends the entry at an offset of a ZIP, and returns its entry for the directory.
-func (it Item) Write(out []byte, at uint32) (with, entry []byte) {
+// AppendTo appends the entry to the ZIP out at offset at. It returns the longer ZIP, and the entry's header for the
+// central directory.
+func (it ZIPEntry) AppendTo(out []byte, at uint32) (with, entry []byte) {
 	le := binary.LittleEndian
 	packed, method := it.Content, uint16(0)
 	if !it.Raw && !strings.HasSuffix(it.Name, "/") {
@@ -134,11 +136,12 @@ func (it Item) Write(out []byte, at uint32) (with, entry []byte) {
 	return out, append(append(entry, it.Name...), it.Extra...)
 }
 
-// Quoted returns Fifield's bomb: each entry's content is the next local header, quoted as a stored block, and
-// everything that follows, so that all entries unpack the same kernel.
-func Quoted(entries, kernel int) []byte {
-	core := Item{Name: "z", Content: make([]byte, kernel)}
-	body, entry := core.Write(nil, 0)
+// QuotedHeaderBomb returns Fifield's ZIP bomb, in which all entries unpack the same compressed data: the content of
+// each entry is the next local header, quoted as a stored block, and everything that follows. kernel is the unpacked
+// size of the shared data.
+func QuotedHeaderBomb(entries, kernel int) []byte {
+	core := ZIPEntry{Name: "z", Content: make([]byte, kernel)}
+	body, entry := core.AppendTo(nil, 0)
 	content := core.Content
 	dir := [][]byte{entry}
 	offsets := []int{0}
@@ -148,8 +151,8 @@ func Quoted(entries, kernel int) []byte {
 		content = append(bytes.Clone(head), content...)
 		crcs, sizes := crc32.ChecksumIEEE(content), uint32(len(content)) //nolint:gosec // a small ZIP
 		rest := body[30+1:]
-		it := Item{Name: string(rune('a' + i)), CRC: num(crcs), Size: num(sizes), Packed: append(quote, rest...)}
-		own, e := it.Write(nil, 0)
+		it := ZIPEntry{Name: string(rune('a' + i)), CRC: falseNumber(crcs), Size: falseNumber(sizes), Packed: append(quote, rest...)}
+		own, e := it.AppendTo(nil, 0)
 		// The data after the quoted header is not repeated: it is the content of the next entry.
 		shared := append(own[:30+1:30+1], quote[:5]...)
 		for j := range offsets {
@@ -158,7 +161,7 @@ func Quoted(entries, kernel int) []byte {
 		body = append(shared, body...)
 		dir, offsets = append(dir, e), append(offsets, 0)
 	}
-	skill, e := Document().Write(nil, 0)
+	skill, e := DocumentEntry().AppendTo(nil, 0)
 	dir, offsets = append(dir, e), append(offsets, len(body))
 	body = append(body, skill...)
 	var all []byte
@@ -166,5 +169,5 @@ func Quoted(entries, kernel int) []byte {
 		binary.LittleEndian.PutUint32(e[42:], uint32(offsets[i])) //nolint:gosec // a small ZIP
 		all = append(all, e...)
 	}
-	return Finish(body, all, len(dir))
+	return AppendDirectory(body, all, len(dir))
 }

@@ -21,19 +21,22 @@ import (
 )
 
 const (
-	// chunkSize is the size in bytes of a message of the bucket; it is below NATS's default limit of 1 MiB.
+	// chunkSize is the size in bytes of a chunk, which is one message of the bucket; it is below NATS's default limit of 1
+	// MiB.
 	chunkSize = 512 << 10
 	// maxInFlight is the maximum number of chunks of an object that are sent before the first of them is acknowledged.
 	maxInFlight = 16
 	// stallTimeout is the time after which an upload or a download without progress fails.
 	stallTimeout = 30 * time.Second
-	// requestTimeout is the time limit of a single request. retryPause is the pause before a request is repeated.
+	// requestTimeout is the time limit of a single request to the bucket.
 	requestTimeout = 5 * time.Second
-	retryPause     = 100 * time.Millisecond
-	// maxAbsent is the maximum number of requests for a missing chunk.
-	maxAbsent = 20
+	// retryInterval is the pause before a request is repeated.
+	retryInterval = 100 * time.Millisecond
+	// maxMissingResponses is the number of responses that a chunk is missing after which the object counts as corrupt.
+	maxMissingResponses = 20
 )
 
+// errStalled is returned if the NATS server does not respond within stallTimeout.
 var errStalled = errors.New("the object bucket does not respond")
 
 // Store reads and writes the objects of a NATS object bucket.
@@ -45,10 +48,11 @@ type Store struct {
 	room    func(context.Context) error // nil: no check
 }
 
-// CheckRoom makes Put call room before each chunk and return its error. It must be called before the first Put.
-func (s *Store) CheckRoom(room func(context.Context) error) { s.room = room }
+// SetRoomCheck sets a function that Put calls before each chunk; Put returns its error. SetRoomCheck must be called
+// before the first Put.
+func (s *Store) SetRoomCheck(room func(context.Context) error) { s.room = room }
 
-// Open opens a bucket, such as topology.BucketWorkspaces. The error states if the bucket is not installed.
+// Open opens an object bucket, such as topology.BucketWorkspaces. The error states if the bucket is not installed.
 func Open(ctx context.Context, js jetstream.JetStream, bucket string) (*Store, error) {
 	o, err := js.ObjectStore(ctx, bucket)
 	if errors.Is(err, jetstream.ErrBucketNotFound) {
@@ -64,18 +68,18 @@ func Open(ctx context.Context, js jetstream.JetStream, bucket string) (*Store, e
 	return &Store{js: js, objects: o, stream: stream, bucket: bucket}, nil
 }
 
-// Put stores an object, or nothing: readers see the object only after Put has stored all of it.
+// Put stores an object completely or not at all: readers see the object only after Put has stored all of it.
 //
-// The client's own Put sends as fast as it can read, and the server drops what it cannot write in time: above some
-// hundred megabytes nothing arrives. It also purges, for which services have no permission. Put therefore writes
-// the object in the client's format (NATS ADR-20) with a bounded number of unacknowledged chunks. The chunks of a
-// failed Put remain without a name.
+// The Put of the NATS client sends as fast as it can read, and the server drops what it cannot write in time: above
+// some hundred megabytes nothing arrives. It also purges, for which services have no permission. This Put therefore
+// writes the object in the client's format (NATS ADR-20) with a bounded number of unacknowledged chunks. The chunks of
+// a failed Put remain in the bucket without a name.
 func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
 	info := jetstream.ObjectInfo{
 		ObjectMeta: jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: chunkSize}},
 		Bucket:     s.bucket, NUID: rand.Text(),
 	}
-	if err := s.chunks(ctx, &info, r); err != nil {
+	if err := s.putChunks(ctx, &info, r); err != nil {
 		return fmt.Errorf("put %s into bucket %s: %w", name, s.bucket, err)
 	}
 	msg := nats.NewMsg("$O." + s.bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name)))
@@ -94,14 +98,15 @@ func (s *Store) Put(ctx context.Context, name string, r io.Reader) error {
 	return nil
 }
 
-// chunks publishes the content of r in chunks, blocks until all are stored, and sets the size, the digest and the number of chunks in info.
-func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Reader) error {
+// putChunks publishes the content of r in chunks, blocks until all are stored, and sets the size, the digest and the
+// number of chunks in info.
+func (s *Store) putChunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Reader) error {
 	subject := "$O." + s.bucket + ".C." + info.NUID
 	digest := sha256.New()
 	var waiting []jetstream.PubAckFuture
 	for ended := false; !ended || len(waiting) > 0; {
 		if len(waiting) == maxInFlight || ended {
-			if err := await(ctx, waiting[0]); err != nil {
+			if err := awaitChunkAck(ctx, waiting[0]); err != nil {
 				return err
 			}
 			waiting = waiting[1:]
@@ -134,9 +139,9 @@ func (s *Store) chunks(ctx context.Context, info *jetstream.ObjectInfo, r io.Rea
 	return nil
 }
 
-// await blocks until a chunk is stored. It returns errStalled if the server does not acknowledge the chunk within
-// stallTimeout.
-func await(ctx context.Context, ack jetstream.PubAckFuture) error {
+// awaitChunkAck blocks until a chunk is stored. It returns errStalled if the server does not acknowledge the chunk
+// within stallTimeout.
+func awaitChunkAck(ctx context.Context, ack jetstream.PubAckFuture) error {
 	patience := time.NewTimer(stallTimeout)
 	defer patience.Stop()
 	select {
@@ -151,10 +156,10 @@ func await(ctx context.Context, ack jetstream.PubAckFuture) error {
 	}
 }
 
-// Get opens an object, or returns workspace.ErrNotFound. The content is verified against the digest with which it
-// was stored.
+// Get opens an object, or returns workspace.ErrNotFound. The reader verifies the content against the digest with which
+// it was stored.
 //
-// The client's own reader holds a lock while it waits for a chunk, and ignores its context meanwhile: after its
+// The reader of the NATS client holds a lock while it waits for a chunk, and ignores its context meanwhile: after its
 // context ends it blocks until its deadline. Get therefore requests the chunks one by one, which also needs no
 // consumer.
 func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
@@ -168,10 +173,11 @@ func (s *Store) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 		return nil, s.getError(within, name, err)
 	}
 	ctx, cancel = context.WithCancel(ctx)
-	return &object{s: s, name: name, ctx: ctx, cancel: cancel, info: info, digest: sha256.New()}, nil
+	return &objectReader{s: s, name: name, ctx: ctx, cancel: cancel, info: info, digest: sha256.New()}, nil
 }
 
-// getError returns err with the name of the object that could not be read. If ctx has ended, the cause of that replaces err.
+// getError returns err with the name of the object that could not be read. If ctx has ended, the cause of its end
+// replaces err.
 func (s *Store) getError(ctx context.Context, name string, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause
@@ -179,8 +185,8 @@ func (s *Store) getError(ctx context.Context, name string, err error) error {
 	return fmt.Errorf("get %s from bucket %s: %w", name, s.bucket, err)
 }
 
-// object is an object that one goroutine reads. Close aborts a Read.
-type object struct {
+// objectReader reads the chunks of an object. Only one goroutine may read, but any may call Close, which aborts a Read.
+type objectReader struct {
 	s      *Store
 	name   string
 	ctx    context.Context
@@ -194,13 +200,13 @@ type object struct {
 	err    error  // returned after have is empty
 }
 
-func (o *object) Read(p []byte) (int, error) {
+func (o *objectReader) Read(p []byte) (int, error) {
 	for len(o.have) == 0 {
 		switch {
 		case o.err != nil:
 			return 0, o.err
 		case o.chunks < o.info.Chunks:
-			o.have, o.err = o.fetch()
+			o.have, o.err = o.nextChunk()
 		case jetstream.GetObjectDigestValue(o.digest) != o.info.Digest && o.info.Size > 0:
 			o.err = &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("its digest is %s, not %s", jetstream.GetObjectDigestValue(o.digest), o.info.Digest)}
 		default:
@@ -212,9 +218,10 @@ func (o *object) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// fetch returns the next chunk. It requests a chunk again if the chunk is missing, because a replica of the stream may lag, and if the
-// server does not respond. It returns a *workspace.CorruptError after maxAbsent answers that the chunk is missing.
-func (o *object) fetch() ([]byte, error) {
+// nextChunk returns the next chunk. It requests a chunk again if the chunk is missing, because a replica of the stream
+// may lag, or if the server does not respond. It returns a *workspace.CorruptError after maxMissingResponses responses
+// that the chunk is missing.
+func (o *objectReader) nextChunk() ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(o.ctx, stallTimeout, errStalled)
 	defer cancel()
 	subject := "$O." + o.s.bucket + ".C." + o.info.NUID
@@ -229,22 +236,22 @@ func (o *object) fetch() ([]byte, error) {
 			o.digest.Write(m.Data) //nolint:errcheck // a hash never fails
 			return m.Data, nil
 		case errors.Is(err, jetstream.ErrMsgNotFound):
-			if absent++; absent > maxAbsent {
+			if absent++; absent > maxMissingResponses {
 				return nil, &workspace.CorruptError{Object: o.name, Err: fmt.Errorf("only %[2]d of %[1]d chunks exist", o.info.Chunks, o.chunks)}
 			}
 		}
-		if retry.Pause(ctx, retryPause) != nil {
+		if retry.Pause(ctx, retryInterval) != nil {
 			return nil, o.s.getError(ctx, o.name, err)
 		}
 	}
 }
 
-func (o *object) Close() error {
+func (o *objectReader) Close() error {
 	o.cancel()
 	return nil
 }
 
-// Has reports whether an object exists.
+// Has reports whether an object exists in the bucket.
 func (s *Store) Has(ctx context.Context, name string) (bool, error) {
 	at, err := s.StoredAt(ctx, name)
 	return !at.IsZero(), err

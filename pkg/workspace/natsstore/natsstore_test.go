@@ -64,7 +64,7 @@ func TestStore_PassesTheSuite(t *testing.T) {
 		t.Run(user, func(t *testing.T) {
 			t.Parallel()
 			s := store(t, user)
-			workspacetest.Exercise(t, func(*testing.T) workspace.Store { return s })
+			workspacetest.TestStore(t, func(*testing.T) workspace.Store { return s })
 		})
 	}
 }
@@ -232,7 +232,7 @@ func TestGet_ObjectWithoutChunksIsCorrupt(t *testing.T) {
 }
 
 // restartable opens the store on a server that a test can stop and start.
-func restartable(t *testing.T, srv *natstest.Restartable) *natsstore.Store {
+func restartable(t *testing.T, srv *natstest.RestartableServer) *natsstore.Store {
 	t.Helper()
 	js, err := jetstream.New(srv.Conn())
 	if err != nil {

@@ -18,9 +18,9 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// Box is a sandbox whose files are a map. Its runner's snapshot and restore commands use the protocol of the real
-// runner. It has no other commands.
-type Box struct {
+// FakeSandbox is a sandbox whose files are a map in memory. Its runner's snapshot and restore commands use the protocol
+// of the real runner. It has no other commands.
+type FakeSandbox struct {
 	sandbox.Sandbox // nil, so that any method but Exec and ID panics
 
 	// Tree holds the content of files by path. Paths begin with workspace/ or state/. Folders are created as needed.
@@ -29,15 +29,15 @@ type Box struct {
 	Runner func(args []string, stdin io.Reader, stdout, stderr io.Writer) int
 }
 
-// boxModTime is the modification time of all files in a Box.
-var boxModTime = time.Unix(1_700_000_000, 123_456_789).UTC()
+// fakeModTime is the modification time of all files in a FakeSandbox.
+var fakeModTime = time.Unix(1_700_000_000, 123_456_789).UTC()
 
-// Fill stores a snapshot of the files, whose keys are paths in the workspace, and returns its id.
-func Fill(t testing.TB, store workspace.Store, tenant, session string, files map[string]string) string {
+// StoreSnapshot stores a snapshot of files, whose keys are paths in the workspace, and returns its id.
+func StoreSnapshot(t testing.TB, store workspace.Store, tenant, session string, files map[string]string) string {
 	t.Helper()
-	b := &Box{Tree: map[string]string{}}
+	b := &FakeSandbox{Tree: map[string]string{}}
 	for path, content := range files {
-		b.Tree[wire.Workspace+"/"+path] = content
+		b.Tree[wire.TreeWorkspace+"/"+path] = content
 	}
 	r, err := workspace.Snapshot(t.Context(), b, store, workspace.Options{Tenant: tenant, Session: session})
 	if err != nil {
@@ -47,10 +47,10 @@ func Fill(t testing.TB, store workspace.Store, tenant, session string, files map
 }
 
 // ID returns the fixed id of the fake sandbox.
-func (b *Box) ID() string { return "sbx_map" }
+func (b *FakeSandbox) ID() string { return "sbx_map" }
 
 // Exec runs the runner's snapshot or restore command.
-func (b *Box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
+func (b *FakeSandbox) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
@@ -59,9 +59,9 @@ func (b *Box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	}
 	run := b.Runner
 	if run == nil {
-		run = b.run
+		run = b.runCommand
 	}
-	p := &process{ended: make(chan struct{})}
+	p := &fakeProcess{ended: make(chan struct{})}
 	inR, inW := io.Pipe()
 	outR, outW := io.Pipe()
 	errR, errW := io.Pipe()
@@ -76,7 +76,7 @@ func (b *Box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	return p, nil
 }
 
-func (b *Box) run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+func (b *FakeSandbox) runCommand(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	in, out := wire.NewReader(stdin), wire.NewWriter(stdout)
 	var err error
 	switch args[0] {
@@ -94,36 +94,36 @@ func (b *Box) run(args []string, stdin io.Reader, stdout, stderr io.Writer) int 
 	return 0
 }
 
-// entries returns the files and their parent folders.
-func (b *Box) entries() (out []wire.Entry) {
-	dirs := map[string]bool{wire.Workspace: true, wire.State: true}
+// entries returns the tree entries of the files and their parent folders.
+func (b *FakeSandbox) entries() (out []wire.Entry) {
+	dirs := map[string]bool{wire.TreeWorkspace: true, wire.TreeRecords: true}
 	for path, content := range b.Tree {
 		for i := range len(path) {
 			if dir := path[:i]; path[i] == '/' && !dirs[dir] {
 				dirs[dir] = true
-				out = append(out, wire.Entry{Path: dir, Kind: wire.Dir, Mode: 0o755, ModTime: boxModTime})
+				out = append(out, wire.Entry{Path: dir, Kind: wire.KindDir, Mode: 0o755, ModTime: fakeModTime})
 			}
 		}
-		e := wire.Entry{Path: path, Kind: wire.File, Mode: 0o644, ModTime: boxModTime, Size: int64(len(content))}
-		for i := range wire.Blocks(e.Size) {
-			e.Blocks = append(e.Blocks, wire.Sum([]byte(content[i*wire.BlockSize:][:e.BlockLen(i)])))
+		e := wire.Entry{Path: path, Kind: wire.KindFile, Mode: 0o644, ModTime: fakeModTime, Size: int64(len(content))}
+		for i := range wire.BlockCount(e.Size) {
+			e.Blocks = append(e.Blocks, wire.HashOf([]byte(content[i*wire.BlockSize:][:e.BlockLength(i)])))
 		}
 		out = append(out, e)
 	}
-	slices.SortFunc(out, func(x, y wire.Entry) int { return wire.Compare(x.Path, y.Path) })
+	slices.SortFunc(out, func(x, y wire.Entry) int { return wire.ComparePaths(x.Path, y.Path) })
 	return out
 }
 
-// sendSnapshot is the runner's side of the snapshot protocol.
-func (b *Box) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
-	if _, err := in.Greet(); err != nil {
+// sendSnapshot sends the files to the host by the runner's side of the snapshot protocol.
+func (b *FakeSandbox) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
+	if _, err := in.ReadHello(); err != nil {
 		return err
 	}
-	if err := errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), out.JSON(wire.FrameFound, wire.Found{}), out.Flush()); err != nil {
+	if err := errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion}), out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{}), out.Flush()); err != nil {
 		return err
 	}
 	known := map[wire.Hash]bool{}
-	for t := wire.FrameKnown; t != wire.FrameGo; {
+	for t := wire.FrameKnownHashes; t != wire.FrameGo; {
 		var content []byte
 		var err error
 		if t, content, err = in.Next(); err != nil {
@@ -133,36 +133,36 @@ func (b *Box) sendSnapshot(in *wire.Reader, out *wire.Writer) error {
 			known[wire.Hash(content)] = true
 		}
 	}
-	tree, end := wire.NewTree(), wire.End{}
+	tree, end := wire.NewTreeValidator(), wire.End{}
 	for _, e := range b.entries() {
 		for i, h := range e.Blocks {
 			if known[h] {
 				continue
 			}
 			known[h] = true
-			if err := out.Frame(wire.FrameBlock, []byte(b.Tree[e.Path][i*wire.BlockSize:][:e.BlockLen(i)])); err != nil {
+			if err := out.WriteFrame(wire.FrameBlock, []byte(b.Tree[e.Path][i*wire.BlockSize:][:e.BlockLength(i)])); err != nil {
 				return err
 			}
 		}
-		if e.Kind == wire.File {
+		if e.Kind == wire.KindFile {
 			end.Files++
 			end.Bytes += uint64(e.Size) //nolint:gosec // a length is not negative
 		}
 		line, err := tree.Add(&e)
 		if err == nil {
-			err = out.Frame(wire.FrameEntry, line)
+			err = out.WriteFrame(wire.FrameEntry, line)
 		}
 		if err != nil {
 			return err
 		}
 	}
 	end.ID = tree.ID()
-	return errors.Join(out.JSON(wire.FrameEnd, end), out.Flush())
+	return errors.Join(out.WriteJSON(wire.FrameEnd, end), out.Flush())
 }
 
-// receiveRestore is the runner's side of the restore protocol.
-func (b *Box) receiveRestore(in *wire.Reader, out *wire.Writer) error {
-	if _, err := in.Greet(); err != nil {
+// receiveRestore receives files from the host by the runner's side of the restore protocol.
+func (b *FakeSandbox) receiveRestore(in *wire.Reader, out *wire.Writer) error {
+	if _, err := in.ReadHello(); err != nil {
 		return err
 	}
 	var list []wire.Entry
@@ -180,20 +180,20 @@ func (b *Box) receiveRestore(in *wire.Reader, out *wire.Writer) error {
 			}
 			list = append(list, e)
 		case wire.FrameBlock:
-			blocks[wire.Sum(content)] = string(content)
+			blocks[wire.HashOf(content)] = string(content)
 		case wire.FrameEnd:
 			return b.writeFiles(list, blocks, out)
 		}
 	}
 }
 
-func (b *Box) writeFiles(list []wire.Entry, blocks map[wire.Hash]string, out *wire.Writer) error {
+func (b *FakeSandbox) writeFiles(list []wire.Entry, blocks map[wire.Hash]string, out *wire.Writer) error {
 	files, end := maps.Clone(b.Tree), wire.End{}
 	if files == nil {
 		files = map[string]string{}
 	}
 	for _, e := range list {
-		if e.Kind != wire.File {
+		if e.Kind != wire.KindFile {
 			continue
 		}
 		var content strings.Builder
@@ -205,11 +205,11 @@ func (b *Box) writeFiles(list []wire.Entry, blocks map[wire.Hash]string, out *wi
 		end.Bytes += uint64(e.Size) //nolint:gosec // the host has checked the size
 	}
 	b.Tree = files
-	return errors.Join(out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), out.JSON(wire.FrameEnd, end), out.Flush())
+	return errors.Join(out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion}), out.WriteJSON(wire.FrameEnd, end), out.Flush())
 }
 
-// process is a runner command that runs in a goroutine.
-type process struct {
+// fakeProcess is a command of the fake runner that runs in a goroutine.
+type fakeProcess struct {
 	in    *io.PipeWriter
 	out   *io.PipeReader
 	err   *io.PipeReader
@@ -220,11 +220,11 @@ type process struct {
 	killed bool
 }
 
-func (p *process) Stdin() io.WriteCloser { return p.in }
-func (p *process) Stdout() io.Reader     { return p.out }
-func (p *process) Stderr() io.Reader     { return p.err }
+func (p *fakeProcess) Stdin() io.WriteCloser { return p.in }
+func (p *fakeProcess) Stdout() io.Reader     { return p.out }
+func (p *fakeProcess) Stderr() io.Reader     { return p.err }
 
-func (p *process) Wait() (int, error) {
+func (p *fakeProcess) Wait() (int, error) {
 	<-p.ended
 	if p.killed {
 		return -1, nil
@@ -233,7 +233,7 @@ func (p *process) Wait() (int, error) {
 }
 
 // Kill closes the streams, which ends the command.
-func (p *process) Kill() error {
+func (p *fakeProcess) Kill() error {
 	p.once.Do(func() {
 		select {
 		case <-p.ended:

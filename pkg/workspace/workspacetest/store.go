@@ -16,8 +16,8 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace"
 )
 
-// Memory is a store in memory. Its zero value is empty.
-type Memory struct {
+// MemoryStore is a workspace.Store in memory for tests. Its zero value is empty.
+type MemoryStore struct {
 	// Fail, if set, is called before each call with its kind (put, get, has) and the object's name. The call returns
 	// the error of Fail.
 	Fail func(call, name string) error
@@ -27,7 +27,7 @@ type Memory struct {
 	gets    int
 }
 
-func (m *Memory) fails(call, name string) error {
+func (m *MemoryStore) injectedError(call, name string) error {
 	if m.Fail == nil {
 		return nil
 	}
@@ -35,18 +35,18 @@ func (m *Memory) fails(call, name string) error {
 }
 
 // Put stores an object.
-func (m *Memory) Put(ctx context.Context, name string, r io.Reader) error {
+func (m *MemoryStore) Put(ctx context.Context, name string, r io.Reader) error {
 	content, err := io.ReadAll(r)
-	if err = errors.Join(err, ctx.Err(), m.fails("put", name)); err != nil {
+	if err = errors.Join(err, ctx.Err(), m.injectedError("put", name)); err != nil {
 		return err
 	}
-	m.Set(name, content)
+	m.SetObject(name, content)
 	return nil
 }
 
-// Get opens an object.
-func (m *Memory) Get(ctx context.Context, name string) (io.ReadCloser, error) {
-	if err := errors.Join(ctx.Err(), m.fails("get", name)); err != nil {
+// Get opens an object, or returns workspace.ErrNotFound.
+func (m *MemoryStore) Get(ctx context.Context, name string) (io.ReadCloser, error) {
+	if err := errors.Join(ctx.Err(), m.injectedError("get", name)); err != nil {
 		return nil, err
 	}
 	m.mu.Lock()
@@ -60,8 +60,8 @@ func (m *Memory) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 }
 
 // Has reports whether the object exists.
-func (m *Memory) Has(ctx context.Context, name string) (bool, error) {
-	if err := errors.Join(ctx.Err(), m.fails("has", name)); err != nil {
+func (m *MemoryStore) Has(ctx context.Context, name string) (bool, error) {
+	if err := errors.Join(ctx.Err(), m.injectedError("has", name)); err != nil {
 		return false, err
 	}
 	m.mu.Lock()
@@ -70,8 +70,8 @@ func (m *Memory) Has(ctx context.Context, name string) (bool, error) {
 	return ok, nil
 }
 
-// Set replaces the content of an object without any check; nil removes the object.
-func (m *Memory) Set(name string, content []byte) {
+// SetObject replaces the content of an object without any check; nil removes the object.
+func (m *MemoryStore) SetObject(name string, content []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.objects == nil {
@@ -82,15 +82,15 @@ func (m *Memory) Set(name string, content []byte) {
 	}
 }
 
-// Object returns the content of an object, or nil if it does not exist.
-func (m *Memory) Object(name string) []byte {
+// GetObject returns the content of a stored object, or nil if it does not exist.
+func (m *MemoryStore) GetObject(name string) []byte {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.objects[name]
 }
 
-// Names returns the names of the objects, sorted.
-func (m *Memory) Names() []string {
+// ObjectNames returns the names of the stored objects, sorted.
+func (m *MemoryStore) ObjectNames() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var out []string
@@ -101,15 +101,16 @@ func (m *Memory) Names() []string {
 	return out
 }
 
-// Gets returns the number of calls of Get that opened an object.
-func (m *Memory) Gets() int {
+// GetCount returns the number of calls of Get that opened an object.
+func (m *MemoryStore) GetCount() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.gets
 }
 
-// Exercise is the conformance suite. Its parts use different names, so open may return the same store for each.
-func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
+// TestStore runs the conformance suite of implementations of workspace.Store. Its subtests use different object names,
+// so open may return the same store for each.
+func TestStore(t *testing.T, open func(t *testing.T) workspace.Store) {
 	t.Run("Get returns what Put stored, for any size", func(t *testing.T) {
 		t.Parallel()
 		s, ctx := open(t), t.Context()
@@ -117,13 +118,13 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 			name := fmt.Sprintf("acme/ses_1/p-%d", size)
 			content := bytes.Repeat([]byte("spool"), size/5+1)[:size]
 			// The reader returns single bytes, as some readers do.
-			if err := s.Put(ctx, name, &dribbleReader{content}); err != nil {
+			if err := s.Put(ctx, name, &shortReader{content}); err != nil {
 				t.Fatal(err)
 			}
 			if has, err := s.Has(ctx, name); err != nil || !has {
 				t.Errorf("has %s: %v %v", name, has, err)
 			}
-			if got := read(t, s, name); !bytes.Equal(got, content) {
+			if got := readObject(t, s, name); !bytes.Equal(got, content) {
 				t.Errorf("%s: got %d bytes, put %d", name, len(got), size)
 			}
 		}
@@ -158,7 +159,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 				t.Fatal(err)
 			}
 		}
-		if got := read(t, s, "acme/ses_1/again"); string(got) != "two" {
+		if got := readObject(t, s, "acme/ses_1/again"); string(got) != "two" {
 			t.Errorf("got %q", got)
 		}
 	})
@@ -176,7 +177,7 @@ func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 	})
 }
 
-func read(t *testing.T, s workspace.Store, name string) []byte {
+func readObject(t *testing.T, s workspace.Store, name string) []byte {
 	t.Helper()
 	r, err := s.Get(t.Context(), name)
 	if err != nil {
@@ -189,9 +190,10 @@ func read(t *testing.T, s workspace.Store, name string) []byte {
 	return content
 }
 
-type dribbleReader struct{ left []byte }
+// shortReader is a reader that returns at most 1000 bytes for each Read.
+type shortReader struct{ left []byte }
 
-func (d *dribbleReader) Read(p []byte) (int, error) {
+func (d *shortReader) Read(p []byte) (int, error) {
 	if len(d.left) == 0 {
 		return 0, io.EOF
 	}

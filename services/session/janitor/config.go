@@ -33,7 +33,7 @@ type Config struct {
 
 // withDefaults returns the config with its defaults set, or an error that begins with the name of the invalid setting.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	for _, d := range []struct {
 		name         string
 		value, least time.Duration

@@ -131,7 +131,7 @@ func TestPass_KeepsSnapshotsThatForksBeginWith(t *testing.T) {
 	l := b.session(newID(events.KindSession))
 	var ids []string
 	for _, content := range []string{"one", "two", "three", "four", "five", "six"} {
-		ids = append(ids, b.snapshot(l, &workspacetest.Box{Tree: map[string]string{"workspace/a": content}}))
+		ids = append(ids, b.snapshot(l, &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": content}}))
 	}
 	b.catchUp()
 	folded, unfolded := events.SessionForked{Parent: l.ID, Snapshot: ids[0], Records: ids[1]}, events.SessionForked{Parent: newID(events.KindSession), RecordsSession: l.ID, Records: ids[2]}

@@ -87,7 +87,7 @@ func (b *fixture) install(cfg topology.ProvisionConfig) {
 	b.t.Helper()
 	t := b.t
 	cfg.Partitions = topology.DefaultPartitions
-	b.url, b.now = readmodeltest.Database(t).Projector, time.Now()
+	b.url, b.now = readmodeltest.NewDatabase(t).Projector, time.Now()
 	var err error
 	b.js, err = jetstream.New(b.conn(topology.UserAdmin))
 	must(t, err)
@@ -230,7 +230,7 @@ func (b *fixture) reload(l *eventlog.SessionState) {
 }
 
 // snapshot takes a snapshot like an executor, and commits it.
-func (b *fixture) snapshot(l *eventlog.SessionState, box *workspacetest.Box) string {
+func (b *fixture) snapshot(l *eventlog.SessionState, box *workspacetest.FakeSandbox) string {
 	b.t.Helper()
 	r, err := workspace.Snapshot(b.t.Context(), box, b.store(topology.BucketWorkspaces), workspace.Options{Tenant: l.Tenant, Session: l.ID, Previous: l.Run.Snapshot.ID})
 	must(b.t, err)
@@ -257,7 +257,7 @@ func (b *fixture) record(l *eventlog.SessionState, p events.Payload) {
 // checkRestores checks that a snapshot has the given content in file a.
 func (b *fixture) checkRestores(l *eventlog.SessionState, id, content string) {
 	b.t.Helper()
-	box := &workspacetest.Box{}
+	box := &workspacetest.FakeSandbox{}
 	if _, err := workspace.Restore(b.t.Context(), box, b.store(topology.BucketWorkspaces), l.Tenant, l.ID, id); err != nil || box.Tree["workspace/a"] != content {
 		b.t.Errorf("restore %s: %v", id, err)
 	}
@@ -269,7 +269,7 @@ func TestPass_RemovesSnapshotsBeyondTheRetention(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	l := b.session(newID(events.KindSession))
-	box := &workspacetest.Box{Tree: map[string]string{"workspace/kept": strings.Repeat("the same in all", 1000)}}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/kept": strings.Repeat("the same in all", 1000)}}
 	var ids []string
 	content := func(i int) string { return strings.Repeat(fmt.Sprintf("content-%d ", i), 1000) }
 	for i := range 5 {
@@ -313,7 +313,7 @@ func TestPass_LeavesASnapshotThatIsBeingTaken(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
 	l := b.session(newID(events.KindSession))
-	box := &workspacetest.Box{Tree: map[string]string{}}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{}}
 	take := func(content string) string {
 		box.Tree["workspace/a"] = content
 		return b.snapshot(l, box)
@@ -375,7 +375,7 @@ func TestPass_KeepsTheTranscriptOfASession(t *testing.T) {
 	for _, name := range []string{object, object + "-found", command.TranscriptObject(tenant, absent), command.TranscriptObject(tenant, absent) + "-found"} {
 		b.putObject(topology.BucketWorkspaces, name, "x")
 	}
-	b.snapshot(l, &workspacetest.Box{})
+	b.snapshot(l, &workspacetest.FakeSandbox{})
 	b.now = b.now.Add(2 * time.Hour)
 	j := b.janitor(janitor.Config{})
 	items := []string{"uploads " + absent, "uploads " + there}
@@ -439,7 +439,7 @@ func TestPass_ReportsWhatItTrims(t *testing.T) {
 		b.putObject(topology.BucketWorkspaces, prefix+name, "content of "+name)
 		b.putFile(l, prefix+name)
 	}
-	box := &workspacetest.Box{Tree: map[string]string{}}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{}}
 	stored := uint64(len("content of f-again") + len("content of u-held"))
 	for i := range 4 {
 		box.Tree["workspace/a"] = strings.Repeat(fmt.Sprintf("content-%d ", i), 1000)
@@ -583,7 +583,7 @@ func TestPass_RemovesSkillObjectsWithoutVersion(t *testing.T) {
 func TestPass_RemovesSecretsOfRefusedRequests(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	kv, err := secret.Bucket(t.Context(), b.js)
+	kv, err := secret.OpenBucket(t.Context(), b.js)
 	must(t, err)
 	identity, err := age.GenerateX25519Identity()
 	must(t, err)
@@ -679,7 +679,7 @@ func TestPass_OfAHostWhoseClockIsAheadKeepsUploads(t *testing.T) {
 	js, err := jetstream.New(nc)
 	must(t, err)
 	must(t, topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: topology.DefaultPartitions}))
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	must(t, readmodel.Migrate(t.Context(), url))
 	_, err = js.Publish(t.Context(), "$O."+topology.BucketWorkspaces+".C.UPLOAD", []byte("under way"))
 	must(t, err)

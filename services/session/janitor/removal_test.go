@@ -382,7 +382,7 @@ func TestPass_TwoAtOnce(t *testing.T) {
 	id := newID(events.KindSession)
 	b.createDeleted(id, many(300, "knot")...)
 	first := b.janitor(janitor.Config{Grace: time.Millisecond})
-	other := pgtest.URL(t) // a lock is per database
+	other := pgtest.NewDatabase(t) // a lock is per database
 	must(t, readmodel.Migrate(t.Context(), other))
 	b.projectDeletion(other, id)
 	b.setCaughtUp(other)

@@ -118,7 +118,7 @@ func (p *pass) removeOldSnapshots(ctx context.Context, k sessionKey, list []buck
 	if err != nil || l.Life.Status == session.Deleted || l.Run.Snapshot.ID == "" {
 		return err
 	}
-	last := workspace.Name(k.Tenant, k.ID, l.Run.Snapshot.ID)
+	last := workspace.ManifestName(k.Tenant, k.ID, l.Run.Snapshot.ID)
 	if !slices.ContainsFunc(manifests, func(o bucketObject) bool { return o.Name == last }) {
 		return nil // the snapshot is newer than the list; the next pass handles it
 	}
@@ -158,7 +158,7 @@ func (p *pass) addNeededPacks(ctx context.Context, k sessionKey, manifest bucket
 			return err
 		}
 	}
-	names, err := workspace.Packs(ctx, p.store, k.Tenant, k.ID, manifest.lastNamePart())
+	names, err := workspace.PackNames(ctx, p.store, k.Tenant, k.ID, manifest.lastNamePart())
 	if err != nil {
 		return fmt.Errorf("no snapshot is removed while one that stays cannot be read: %w", err)
 	}

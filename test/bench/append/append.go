@@ -134,7 +134,7 @@ func newTestbed(ctx context.Context, b *harness.Bench) (*testbed, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !srv.Synced() {
+	if !srv.SyncsWrites() {
 		return nil, errors.New("the server does not sync every message")
 	}
 	t := &testbed{}

@@ -33,10 +33,10 @@ const callsPerRound = 2000
 // without permissions may make them too.
 func decidedCalls() []permission.Call {
 	return []permission.Call{
-		{Tool: "Bash", Kind: permission.Shell, Command: "cd /workspace && go test ./... 2>&1 | tail -20"},
-		{Tool: "Edit", Kind: permission.Edit, Paths: []permission.Path{{Path: "internal/server/server.go"}}},
-		{Tool: "Bash", Kind: permission.Shell, Command: `git commit -am "server: close idle connections"`},
-		{Tool: "Read", Kind: permission.Read, Paths: []permission.Path{{Path: "internal/server/server_test.go"}}},
+		{Tool: "Bash", Kind: permission.KindShell, Command: "cd /workspace && go test ./... 2>&1 | tail -20"},
+		{Tool: "Edit", Kind: permission.KindEdit, Paths: []permission.Path{{Path: "internal/server/server.go"}}},
+		{Tool: "Bash", Kind: permission.KindShell, Command: `git commit -am "server: close idle connections"`},
+		{Tool: "Read", Kind: permission.KindRead, Paths: []permission.Path{{Path: "internal/server/server_test.go"}}},
 	}
 }
 

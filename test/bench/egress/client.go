@@ -21,7 +21,7 @@ import (
 )
 
 // proxiedURL is the URL at which an agent in a sandbox reaches the model through the egress proxy.
-const proxiedURL = runner.EgressURL + "/" + runner.EgressAnthropic
+const proxiedURL = runner.EgressURL + "/" + runner.EgressRouteAnthropic
 
 // unreadBodyURL is the URL at which an agent in a sandbox reaches the model through the egress proxy, if the proxy must
 // not read the bodies of the requests.

@@ -24,7 +24,7 @@ type fakeRunner struct {
 	all    sync.WaitGroup
 
 	mu     sync.Mutex
-	lines  []runner.Line // not acknowledged; the first has number first
+	lines  []runner.JournalLine // not acknowledged; the first has number first
 	first  uint64
 	epoch  uint64
 	stream *attachment
@@ -67,7 +67,7 @@ func (r *fakeRunner) status() *runner.Status {
 
 // appendLine gives a line the next number, appends it to the journal, and wakes the goroutine that sends the journal to
 // the executor. It never blocks.
-func (r *fakeRunner) appendLine(l runner.Line) {
+func (r *fakeRunner) appendLine(l runner.JournalLine) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l.N, l.Time = r.first+uint64(len(r.lines)), time.Now()
@@ -78,11 +78,11 @@ func (r *fakeRunner) appendLine(l runner.Line) {
 }
 
 // linesAfter returns the lines of the journal whose number is greater than n.
-func (r *fakeRunner) linesAfter(n uint64) []runner.Line {
+func (r *fakeRunner) linesAfter(n uint64) []runner.JournalLine {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if from := n + 1; from >= r.first && from-r.first < uint64(len(r.lines)) {
-		return append([]runner.Line(nil), r.lines[from-r.first:]...)
+		return append([]runner.JournalLine(nil), r.lines[from-r.first:]...)
 	}
 	return nil
 }
@@ -93,20 +93,20 @@ func (r *fakeRunner) execute(c runner.Command) *runner.Reply {
 	defer r.mu.Unlock()
 	reply := &runner.Reply{ID: c.ID}
 	if c.Epoch < r.epoch {
-		reply.Error = &runner.Error{Code: "FENCED", Message: "lower epoch"}
+		reply.Error = &runner.CommandError{Code: "FENCED", Message: "lower epoch"}
 		return reply
 	}
 	r.epoch = c.Epoch
 	switch c.Op {
 	case runner.OpAck:
 		if c.Ack >= r.first {
-			r.lines = append([]runner.Line(nil), r.lines[min(c.Ack+1-r.first, uint64(len(r.lines))):]...)
+			r.lines = append([]runner.JournalLine(nil), r.lines[min(c.Ack+1-r.first, uint64(len(r.lines))):]...)
 			r.first = c.Ack + 1
 		}
 		return nil
 	case runner.OpStart:
 		if r.query != nil && r.query.ExecutionID != c.Query.ExecutionID {
-			reply.Error = &runner.Error{Code: "BUSY", Message: "another runs"}
+			reply.Error = &runner.CommandError{Code: "BUSY", Message: "another runs"}
 			break
 		}
 		if r.query == nil {
@@ -126,21 +126,21 @@ func (r *fakeRunner) execute(c runner.Command) *runner.Reply {
 // startTurn starts the turn of a query. The caller must hold r.mu.
 func (r *fakeRunner) startTurn(q *runner.Query) {
 	ctx, stop := context.WithCancel(r.ctx)
-	started := runner.Started{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.Policy}
+	started := runner.TurnStart{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.Policy}
 	r.query, r.stop, r.warm = q, stop, true
 	r.all.Go(func() {
 		defer stop()
 		t := &Turn{r: r, execution: q.ExecutionID}
 		t.appendEvent(runner.AgentStarted, started)
 		r.script(ctx, t)
-		outcome := runner.Completed
+		outcome := runner.OutcomeCompleted
 		if ctx.Err() != nil {
-			outcome = runner.Interrupted
+			outcome = runner.OutcomeInterrupted
 		}
 		r.mu.Lock()
 		r.query, r.stop = nil, nil
 		r.mu.Unlock()
-		t.appendEvent(runner.TurnEnded, runner.Ended{Outcome: outcome, Result: "done"})
+		t.appendEvent(runner.TurnEnded, runner.TurnEnd{Outcome: outcome, Result: "done"})
 	})
 }
 
@@ -285,7 +285,7 @@ func (t *Turn) appendEvent(typ events.Type, data any) {
 	if err != nil {
 		panic(err) // the types can be encoded
 	}
-	t.r.appendLine(runner.Line{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
+	t.r.appendLine(runner.JournalLine{Type: typ, ExecutionID: t.execution, ConversationID: events.MainConversation, Data: raw})
 }
 
 // OpenBlock writes the start of a block of the assistant's text to the journal. block is the id of the block.
@@ -295,7 +295,7 @@ func (t *Turn) OpenBlock(block string) {
 
 // AppendText writes a piece of a block's text to the journal. offset is the piece's position in the text, in bytes.
 func (t *Turn) AppendText(block string, offset int, piece string) {
-	t.appendEvent(events.TextDelta, runner.Delta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
+	t.appendEvent(events.TextDelta, runner.TextDelta{BlockID: block, Offset: uint32(offset), Delta: piece}) //nolint:gosec // small
 }
 
 // CompleteBlock writes the end of a block to the journal. content is the block's whole text.

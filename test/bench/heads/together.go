@@ -88,7 +88,7 @@ func newTestbedPair(ctx context.Context, b *harness.Bench, sessions int) ([2]*te
 	if err != nil {
 		return pair, err
 	}
-	if !srv.Synced() {
+	if !srv.SyncsWrites() {
 		return pair, errors.New("the server does not sync every message")
 	}
 	js := map[string]jetstream.JetStream{}

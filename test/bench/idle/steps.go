@@ -105,7 +105,7 @@ func takeTurns(ctx context.Context, c *system.Client, sys *system.System, provid
 	return system.PollUntil(ctx, stepTimeout, "the sandboxes of idle sessions are removed", func() (bool, error) {
 		c.HTTP.CloseIdleConnections()
 		var idle, all int
-		err := sys.Pool.QueryRow(ctx, "SELECT count(*) FILTER (WHERE idle), count(*) FROM "+readmodel.Sessions).Scan(&idle, &all)
+		err := sys.Pool.QueryRow(ctx, "SELECT count(*) FILTER (WHERE idle), count(*) FROM "+readmodel.TableSessions).Scan(&idle, &all)
 		return provider.SandboxCount() == 0 && idle == all, err
 	})
 }
@@ -117,7 +117,7 @@ const concurrentCreates = 64
 // service has set their timers and the projector has added them to the read models, and returns their ids.
 func createSessions(ctx context.Context, sys *system.System, sessions int) ([]string, error) {
 	var before int
-	if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&before); err != nil {
+	if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.TableSessions).Scan(&before); err != nil {
 		return nil, err
 	}
 	deadline := time.Now().Add(createTimeout)
@@ -148,7 +148,7 @@ func createSessions(ctx context.Context, sys *system.System, sessions int) ([]st
 	}
 	return ids, system.PollUntil(ctx, stepTimeout+createTimeout, "every session has its row and its timer", func() (bool, error) {
 		var rows int
-		if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.Sessions).Scan(&rows); err != nil {
+		if err := sys.Pool.QueryRow(ctx, "SELECT count(*) FROM "+readmodel.TableSessions).Scan(&rows); err != nil {
 			return false, err
 		}
 		stream, err := js.Stream(ctx, topology.StreamTimers)

@@ -40,7 +40,7 @@ func (t *testbed) storeSnapshot(ctx context.Context, tenant, session string) err
 	if err != nil {
 		return err
 	}
-	box := &workspacetest.Box{Tree: map[string]string{"workspace/a.txt": "a\n"}}
+	box := &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a.txt": "a\n"}}
 	r, err := workspace.Snapshot(ctx, box, store, workspace.Options{Tenant: tenant, Session: session})
 	t.snapshot = r.ID
 	return err

@@ -253,7 +253,7 @@ func (t *testbed) timeCopy(ctx context.Context) (took time.Duration, rows int64,
 	}
 	defer conn.Close(ctx) //nolint:errcheck // the server is stopped at the end
 	for _, table := range []string{
-		readmodel.Sessions, readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Sandboxes,
+		readmodel.TableSessions, readmodel.TableExecutions, readmodel.TableBlocks, readmodel.TableEvents, readmodel.TableToolCalls, readmodel.TableSandboxes,
 	} {
 		d, n, err := copyTable(ctx, conn, table)
 		if err != nil {

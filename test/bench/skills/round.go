@@ -86,7 +86,7 @@ func (s *testbed) packSkill(name string) (_ []byte, err error) {
 		}
 	}
 	var z bytes.Buffer
-	err = skill.Pack(dir, &z, "")
+	err = skill.PackFolder(dir, &z, "")
 	return z.Bytes(), err
 }
 

@@ -29,8 +29,8 @@ type Servers struct {
 // Outage stops and starts the NATS and Postgres servers of a Cluster, to test how Spool behaves while they are not
 // available.
 type Outage struct {
-	nats     *natstest.Restartable
-	postgres *pgtest.Restartable
+	nats     *natstest.RestartableServer
+	postgres *pgtest.RestartableServer
 }
 
 // startServers starts NATS and Postgres. With Options.Outages the test can stop them, and NATS has no users. Otherwise
@@ -41,7 +41,7 @@ func (c *Cluster) startServers() {
 		c.startRestartableServers()
 		return
 	}
-	db := readmodeltest.Database(c.T)
+	db := readmodeltest.NewDatabase(c.T)
 	base, err := stack.OpenStorage(c.T.Context(), stack.Config{
 		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
 	})
@@ -63,7 +63,7 @@ func (c *Cluster) startRestartableServers() {
 		log, err := jslog.New(jslog.Config{JetStream: js})
 		return nc, log, err
 	}
-	db := readmodeltest.WithRoles(c.T, o.postgres.URL())
+	db := readmodeltest.CreateRoles(c.T, o.postgres.URL())
 	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
 	nc, log, err := connect("")
 	requireNoError(c.T, err)

@@ -27,7 +27,7 @@ func (c *Cluster) startSkills() {
 // setSecretsKeys generates the key pair that encrypts secrets, and adds it to the configuration of gateways and
 // executors.
 func (c *Cluster) setSecretsKeys() {
-	identity, recipient, err := secret.Generate()
+	identity, recipient, err := secret.GenerateKeyPair()
 	requireNoError(c.T, err)
 	c.opts.Executor.SecretsKey, c.opts.Gateway.SecretsRecipient = identity, recipient
 }

@@ -162,7 +162,7 @@ func (m *MockModal) newTLSListener(t testing.TB, dir string) tlsListener {
 	pair, trusted := filepath.Join(dir, "egress"), filepath.Join(dir, "ca.pem")
 	_, err = authority.Issue(pair, []string{m.Gateway})
 	requireNoError(t, err)
-	requireNoError(t, authority.Trust(trusted))
+	requireNoError(t, authority.WriteTrustFile(trusted))
 	return tlsListener{l.Addr().String(), filepath.Join(pair, certificate.CertificateFile), filepath.Join(pair, certificate.KeyFile), trusted}
 }
 

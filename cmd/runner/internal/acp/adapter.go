@@ -36,7 +36,7 @@ type Adapter struct {
 // Command returns the process to start: the command that the launch names, with the agent's environment.
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if len(l.Command) == 0 || l.Command[0] == "" {
-		return agent.Command{}, &runner.Error{
+		return agent.Command{}, &runner.CommandError{
 			Code:    "INVALID_COMMAND",
 			Message: "query.command is empty: architecture acp needs the agent's program and its arguments, such as [\"gemini\", \"--acp\"]",
 		}
@@ -105,7 +105,7 @@ func SkillFolders(l agent.Launch) []string {
 // relative to the workspace is refused: a file that an agent wrote must not be started.
 func FindProgram(l agent.Launch, program string) (string, error) {
 	missing := func(why string) error {
-		return &runner.Error{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
+		return &runner.CommandError{Code: "AGENT_NOT_FOUND", Message: fmt.Sprintf("the agent's program %q %s", program, why)}
 	}
 	if filepath.IsAbs(program) {
 		if !isExecutable(program) {

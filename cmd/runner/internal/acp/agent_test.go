@@ -113,7 +113,7 @@ func TestTools_StreamTheirOutput(t *testing.T) {
 		t.Errorf("result %+v", r)
 	}
 	var flown strings.Builder
-	for _, d := range agenttest.DataOfType[runner.Delta](x, events.TextDelta) {
+	for _, d := range agenttest.DataOfType[runner.TextDelta](x, events.TextDelta) {
 		if d.BlockID == result[0].ID {
 			flown.WriteString(d.Delta)
 		}
@@ -152,7 +152,7 @@ func TestStopReasons(t *testing.T) {
 		"max_tokens": "MODEL_ERROR", "max_turn_requests": "TURN_LIMIT", "refusal": "MODEL_ERROR",
 		"cancelled": "AGENT_PROTOCOL", "bored": "AGENT_PROTOCOL", "status": "MODEL_RATE_LIMITED",
 	} {
-		if e := b.RunTurn(reason, nil).Ended(); e.Outcome != runner.Failed || e.Code != code || e.Message == "" {
+		if e := b.RunTurn(reason, nil).Ended(); e.Outcome != runner.OutcomeFailed || e.Code != code || e.Message == "" {
 			t.Errorf("%s: ended %+v", reason, e)
 		}
 	}
@@ -216,7 +216,7 @@ func TestModelImagesAndInstructions(t *testing.T) {
 		t.Errorf("ended %+v", e)
 	}
 	bad := b.RunTurn("", func(q *runner.Query) { q.Parts = []events.Part{{Type: "image", MediaType: "image/png", Data: "!"}} })
-	if e := bad.Ended(); e.Outcome != runner.Failed || !strings.Contains(e.Message, "query.parts[0].data") {
+	if e := bad.Ended(); e.Outcome != runner.OutcomeFailed || !strings.Contains(e.Message, "query.parts[0].data") {
 		t.Errorf("ended %+v", e)
 	}
 }
@@ -224,7 +224,7 @@ func TestModelImagesAndInstructions(t *testing.T) {
 func TestModelThatCannotBeChosen(t *testing.T) {
 	t.Parallel()
 	x := newBench(t, "plain").RunTurn("hello", func(q *runner.Query) { q.Model = "big" })
-	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
+	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.OutcomeCompleted || len(l) != 1 || !strings.Contains(l[0].Message, "no choice of a model") {
 		t.Errorf("%s", x)
 	}
 }
@@ -240,7 +240,7 @@ func TestModelSet(t *testing.T) {
 	b.RunTurnOK("everything", `model "big"`, set("big"))
 	b.RunTurnOK("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
 	x := newBench(t, "plain").RunTurn("hello", set("big"))
-	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.Completed || len(l) != 0 {
+	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.OutcomeCompleted || len(l) != 0 {
 		t.Errorf("an agent without a choice of models: %s", x)
 	}
 }
@@ -248,23 +248,23 @@ func TestModelSet(t *testing.T) {
 func TestInterrupt(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "plain")
-	x := b.ReadUntil("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStartTurn("wait", nil))
+	x := b.ReadUntil("text", func(l runner.JournalLine) bool { return l.Type == events.TextDelta }, b.MustStartTurn("wait", nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v%s", e, x)
 	}
 	if y := b.RunTurnOK("hello", "You said: hello", nil); y.Started().PID != x.Started().PID {
 		t.Error("the agent did not stay warm")
 	}
-	q := b.ReadUntil("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, b.MustStartTurn("quiet", nil))
+	q := b.ReadUntil("start", func(l runner.JournalLine) bool { return l.Type == runner.AgentStarted }, b.MustStartTurn("quiet", nil))
 	b.Supervisor.Interrupt()
-	if e := b.ReadToEnd(q).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(q).Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v", e)
 	}
 	z := b.MustStartTurn("wait", nil)
 	b.Supervisor.Interrupt() // may come before the agent has the query
-	if e := b.ReadToEnd(z).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(z).Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v", e)
 	}
 }
@@ -274,16 +274,16 @@ func TestInterrupt(t *testing.T) {
 func TestLateInterrupt_DoesNotEndTheNextTurn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "late")
-	x := b.ReadUntil("text", func(l runner.Line) bool { return l.Type == events.TextDelta }, b.MustStartTurn("wait twice", nil))
+	x := b.ReadUntil("text", func(l runner.JournalLine) bool { return l.Type == events.TextDelta }, b.MustStartTurn("wait twice", nil))
 	b.Supervisor.Interrupt()
-	if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v", e)
 	}
 	y := b.RunTurnOK("hello", "You said: hello", nil)
 	if logs := agenttest.DataOfType[events.Log](y, "log"); len(logs) != 1 || !strings.Contains(logs[0].Message, "it is asked again") {
 		t.Errorf("told %+v", logs)
 	}
-	if e := b.RunTurn("cancelled", nil).Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" {
+	if e := b.RunTurn("cancelled", nil).Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_PROTOCOL" {
 		t.Errorf("an agent that cancels of its own: %+v", e)
 	}
 }
@@ -292,7 +292,7 @@ func TestExit_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, "resumes")
 	x := b.RunTurn("die", nil)
-	if e := x.Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" {
+	if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_EXITED" {
 		t.Errorf("ended %+v", e)
 	}
 	if c := x.FinishedBlocks(events.KindAssistantText); len(c) != 1 || c[0].Status != events.StatusError || c[0].Content != "dying" {
@@ -341,7 +341,7 @@ func TestHandshakeFails(t *testing.T) {
 	for kind, code := range map[string]string{"version 2": "AGENT_PROTOCOL", "locked": "MODEL_UNAUTHORIZED"} {
 		b := newBench(t, kind)
 		for range 2 { // a process whose handshake failed is replaced
-			if e := b.RunTurn("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != code {
+			if e := b.RunTurn("hello", nil).Ended(); e.Outcome != runner.OutcomeFailed || e.Code != code {
 				t.Errorf("%s: ended %+v", kind, e)
 			}
 		}

@@ -70,13 +70,13 @@ func TestRealAgents_Approvals(t *testing.T) {
 				t.Fatalf("%s", x)
 			}
 			x = b.RunTurnDeciding("touch one", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))
-			if e := x.Ended(); e.Outcome != runner.Completed || !b.HasFile("one") || !b.HasFile("two") {
+			if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !b.HasFile("one") || !b.HasFile("two") {
 				t.Errorf("ended %+v%s", e, x)
 			}
 			b.ModelRequests("Not that one.")
 			x = b.ReadUntilRequests(1, b.MustStartTurn("touch one", nil))
 			b.Supervisor.Interrupt()
-			if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.Interrupted {
+			if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.OutcomeInterrupted {
 				t.Errorf("ended %+v", e)
 			}
 		})

@@ -49,7 +49,7 @@ func TestApproval_RejectionThatIsNotOffered(t *testing.T) {
 	b := newAskingBench(t, "plain")
 	for _, options := range []string{" allow_once", " reject_always allow_once"} {
 		x := b.RunTurnDeciding("permission: edit a.txt"+options, nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject}))
-		if e := x.Ended(); e.Outcome != runner.Interrupted {
+		if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 			t.Errorf("%s: %s", options, x)
 		}
 	}
@@ -73,7 +73,7 @@ func TestApproval_InterruptCancelsTheRequest(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("permission: edit a.txt"+all, nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if r := x.ApprovalRetractions(); len(r) != 1 || x.Ended().Outcome != runner.Interrupted {
+	if r := x.ApprovalRetractions(); len(r) != 1 || x.Ended().Outcome != runner.OutcomeInterrupted {
 		t.Errorf("%s", x)
 	}
 	if y := b.RunTurnOK("hello", "You said: hello", nil); !y.Started().Warm {

@@ -104,10 +104,10 @@ type ForkResult struct {
 
 // ToolInfo holds what a dialect knows about a tool call beyond the protocol's own fields.
 type ToolInfo struct {
-	Name    string          // "" for the name of the call
-	Kind    permission.Kind // what the call does, for the policy
-	Named   bool            // the agent's definition names the tool
-	LeftOut bool            // the agent's definition excludes the tool
+	Name    string              // "" for the name of the call
+	Kind    permission.CallKind // what the call does, for the policy
+	Named   bool                // the agent's definition names the tool
+	LeftOut bool                // the agent's definition excludes the tool
 	// Search reports whether the call may omit its path.
 	Search bool
 	// Failed reports whether a call failed that the agent reports as completed.

@@ -23,7 +23,7 @@ func (s *session) handlePromptAnswer(m rpcMessage, t *agent.Turn) error {
 	}
 	r, err := decode[sdk.PromptResponse](m.Result, "answer to session/prompt")
 	if err != nil {
-		s.endAfterSubagents(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endAfterSubagents(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 		return nil
 	}
 	if s.cut && r.StopReason == sdk.StopReasonEndTurn {
@@ -62,8 +62,8 @@ func (s *session) isStopOfEarlierTurn(r sdk.StopReason) bool {
 
 // endAfterSubagents ends the turn with e. If the turn was completed, it first waits until the agent has repeated the conversations of all
 // sub-agents, see loadSubagentSession.
-func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
-	if len(s.subs) > 0 && e.Outcome == runner.Completed {
+func (s *session) endAfterSubagents(e runner.TurnEnd, t *agent.Turn) {
+	if len(s.subs) > 0 && e.Outcome == runner.OutcomeCompleted {
 		s.end = func(t *agent.Turn) { s.finishTurn(e, t) }
 		return
 	}
@@ -72,14 +72,14 @@ func (s *session) endAfterSubagents(e runner.Ended, t *agent.Turn) {
 
 // finishTurn completes open blocks, journals the usage and the position of the transcript, and ends the turn with e, to which it adds usage, cost
 // and the result.
-func (s *session) finishTurn(e runner.Ended, t *agent.Turn) {
+func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
 	s.mu.Lock()
 	s.asking = false
 	s.mu.Unlock()
 	if s.seen != (events.Usage{}) {
 		e.Usage = s.seen // the sum over messages: agents tend to report only the last message
 	}
-	if e.Outcome == runner.Completed {
+	if e.Outcome == runner.OutcomeCompleted {
 		e.Result = s.main.last
 	}
 	s.completeOpenBlocks(t)
@@ -108,16 +108,16 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 }
 
 // stopReasonEnd converts a stop reason of the protocol to the outcome of the turn.
-func (s *session) stopReasonEnd(r sdk.StopReason) runner.Ended {
-	fail := func(code, message string) runner.Ended {
-		return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
+func (s *session) stopReasonEnd(r sdk.StopReason) runner.TurnEnd {
+	fail := func(code, message string) runner.TurnEnd {
+		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: code, Message: message}
 	}
 	switch r {
 	case sdk.StopReasonEndTurn:
-		return runner.Ended{Outcome: runner.Completed}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted}
 	case sdk.StopReasonCancelled:
 		if s.isInterrupted() {
-			return runner.Ended{Outcome: runner.Interrupted}
+			return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 		}
 		return fail("AGENT_PROTOCOL", "the agent cancelled the turn without a request")
 	case sdk.StopReasonMaxTokens:
@@ -132,11 +132,11 @@ func (s *session) stopReasonEnd(r sdk.StopReason) runner.Ended {
 }
 
 // requestErrorEnd returns the outcome of a turn whose session/prompt the agent answered with an error.
-func (s *session) requestErrorEnd(e *sdk.RequestError) runner.Ended {
+func (s *session) requestErrorEnd(e *sdk.RequestError) runner.TurnEnd {
 	if s.isInterrupted() {
-		return runner.Ended{Outcome: runner.Interrupted, Message: requestErrorText(e)}
+		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted, Message: requestErrorText(e)}
 	}
-	return runner.Ended{Outcome: runner.Failed, Code: s.errorCode(e), Message: requestErrorText(e)}
+	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: s.errorCode(e), Message: requestErrorText(e)}
 }
 
 // errorCode returns Spool's error code for an error that the agent answered. It uses the HTTP status of an earlier notice of the agent, else the

@@ -280,9 +280,9 @@ func (s *session) transcriptEvent() events.TranscriptWritten {
 
 // refuseQueries makes the session refuse every later query with the error code and message. A turn that waits for the handshake fails at once.
 func (s *session) refuseQueries(t *agent.Turn, code, message string) {
-	s.broken = &runner.Error{Code: code, Message: message}
+	s.broken = &runner.CommandError{Code: code, Message: message}
 	if s.pending {
-		s.finishTurn(runner.Ended{Outcome: runner.Failed, Code: code, Message: message}, t)
+		s.finishTurn(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: code, Message: message}, t)
 	}
 }
 

@@ -64,39 +64,39 @@ func TestNotices_ChangeTheEndOfTheTurn(t *testing.T) {
 	for name, c := range map[string]struct {
 		notices []Notice
 		answer  string
-		want    runner.Ended
+		want    runner.TurnEnd
 	}{
 		"usage of every answer": {
 			[]Notice{{Session: "s1", Usage: one, CostUSD: 1}, {Session: "other", Usage: one, CostUSD: 2}}, done,
-			runner.Ended{Outcome: runner.Completed, Usage: two, CostUSD: 3},
+			runner.TurnEnd{Outcome: runner.OutcomeCompleted, Usage: two, CostUSD: 3},
 		},
 		"cut": {
 			[]Notice{{Session: "s1", Usage: one, Cut: true}}, done,
-			runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "the model reached its limit of tokens", Usage: one},
+			runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: "the model reached its limit of tokens", Usage: one},
 		},
 		"cut before, whole then": {
 			[]Notice{{Session: "s1", Usage: one, Cut: true}, {Session: "s1", Usage: one}}, done,
-			runner.Ended{Outcome: runner.Completed, Usage: two},
+			runner.TurnEnd{Outcome: runner.OutcomeCompleted, Usage: two},
 		},
 		"a sub-agent was cut": {
 			[]Notice{{Session: "other", Usage: one, Cut: true}}, done,
-			runner.Ended{Outcome: runner.Completed, Usage: one},
+			runner.TurnEnd{Outcome: runner.OutcomeCompleted, Usage: one},
 		},
 		"status": {
 			[]Notice{{Session: "s1", Status: 401}, {Session: "s1"}}, failed,
-			runner.Ended{Outcome: runner.Failed, Code: "MODEL_UNAUTHORIZED", Message: "no"},
+			runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_UNAUTHORIZED", Message: "no"},
 		},
 		"a sub-agent's status": {
 			[]Notice{{Session: "other", Status: 401}}, failed,
-			runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "no"},
+			runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: "no"},
 		},
 		"over without an end": {
 			[]Notice{{Session: "s1", Usage: one}, {Session: "s1", Over: true}}, "",
-			runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: lost, Usage: one},
+			runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: lost, Usage: one},
 		},
 		"the turn before is over": {
 			[]Notice{{Session: "s1", Over: true}}, done,
-			runner.Ended{Outcome: runner.Completed, Usage: events.Usage{InputTokens: 1, OutputTokens: 1}},
+			runner.TurnEnd{Outcome: runner.OutcomeCompleted, Usage: events.Usage{InputTokens: 1, OutputTokens: 1}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

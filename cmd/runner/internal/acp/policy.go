@@ -33,21 +33,21 @@ func newDenial(rule, reason string) *permission.Decision {
 func toolInfoForKind(k sdk.ToolKind) ToolInfo {
 	switch k {
 	case sdk.ToolKindRead:
-		return ToolInfo{Kind: permission.Read}
+		return ToolInfo{Kind: permission.KindRead}
 	case sdk.ToolKindEdit, sdk.ToolKindDelete, sdk.ToolKindMove:
-		return ToolInfo{Kind: permission.Edit}
+		return ToolInfo{Kind: permission.KindEdit}
 	case sdk.ToolKindSearch:
-		return ToolInfo{Kind: permission.Read, Search: true}
+		return ToolInfo{Kind: permission.KindRead, Search: true}
 	case sdk.ToolKindExecute:
-		return ToolInfo{Kind: permission.Shell}
+		return ToolInfo{Kind: permission.KindShell}
 	case sdk.ToolKindThink:
-		return ToolInfo{Kind: permission.Bookkeeping}
+		return ToolInfo{Kind: permission.KindBookkeeping}
 	case sdk.ToolKindFetch:
-		return ToolInfo{Kind: permission.Network}
+		return ToolInfo{Kind: permission.KindNetwork}
 	case sdk.ToolKindSwitchMode:
-		return ToolInfo{Kind: permission.Question}
+		return ToolInfo{Kind: permission.KindQuestion}
 	default:
-		return ToolInfo{Kind: permission.Unknown}
+		return ToolInfo{Kind: permission.KindUnknown}
 	}
 }
 
@@ -192,7 +192,7 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 		}
 	}
 	switch tool.Kind {
-	case permission.Read, permission.Edit:
+	case permission.KindRead, permission.KindEdit:
 		paths, ok := s.callPaths(c)
 		switch r.Call.Paths = paths; {
 		case tool.LeftOut, tool.Named:
@@ -201,7 +201,7 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 		case len(paths) == 0 && !tool.Search:
 			r.Decided = newDenial(ruleUnreadableRequest, "the request names no file")
 		}
-	case permission.Shell:
+	case permission.KindShell:
 		r.Call.Command, r.Preview.Command = command, command
 		if c.Asks == "" && command != "" {
 			r.Title = firstLineOf(command)
@@ -212,13 +212,13 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 		if cwd := cmp.Or(in.Cwd, in.Workdir, own.Cwd, own.Workdir); cwd != s.place.Workspace {
 			r.Preview.Cwd = cwd
 		}
-	case permission.Network:
+	case permission.KindNetwork:
 		if r.Preview.URL = cmp.Or(in.URL, own.URL); r.Preview.URL != "" {
 			if u, err := url.Parse(r.Preview.URL); err == nil {
 				r.Call.Hosts = []string{u.Hostname()}
 			}
 		}
-	case permission.Question:
+	case permission.KindQuestion:
 		r.Kind = events.ApprovalPlan
 		r.Preview.Text = cmp.Or(in.Plan, own.Plan, r.Preview.Text)
 	}

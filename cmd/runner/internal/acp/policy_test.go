@@ -78,7 +78,7 @@ func (st *stage) decide(n int, decision string) {
 			ids = append(ids, id)
 		}
 	}
-	st.turn.ApplyVerdict(runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
+	st.turn.ApplyVerdict(runner.ApprovalDecision{ApprovalDecided: events.ApprovalDecided{ApprovalID: runner.ApprovalID("exe_1", st.journal.Name(), ids[n]), Decision: decision}})
 }
 
 func TestRequests_AreAnsweredOneByOne(t *testing.T) {

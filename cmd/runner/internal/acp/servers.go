@@ -63,8 +63,8 @@ func namesServer(servers []runner.MCPServer, name string) bool {
 func classifyServerTools(l agent.Launch) func(ToolCall) *ToolInfo {
 	return func(c ToolCall) *ToolInfo {
 		tool := toolInfoForKind(c.Kind)
-		if tool.Kind == permission.Unknown && namesServer(l.MCPServers, c.Name) {
-			tool.Kind = permission.Server
+		if tool.Kind == permission.KindUnknown && namesServer(l.MCPServers, c.Name) {
+			tool.Kind = permission.KindMCPTool
 		}
 		return &tool
 	}

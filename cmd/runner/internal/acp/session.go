@@ -38,13 +38,13 @@ type session struct {
 
 	// State of the process.
 	caps       sdk.AgentCapabilities
-	resume     string        // the session to resume
-	fork       *runner.Fork  // with resume: where to cut a copy of it; nil to resume the session itself
-	forked     *ForkResult   // the copy that the process made, once it is known
-	awaitsCopy bool          // the handshake waits for the copy
-	ready      bool          // the handshake is complete
-	loading    bool          // the agent repeats the earlier conversation
-	broken     *runner.Error // why this process cannot take a query
+	resume     string               // the session to resume
+	fork       *runner.Fork         // with resume: where to cut a copy of it; nil to resume the session itself
+	forked     *ForkResult          // the copy that the process made, once it is known
+	awaitsCopy bool                 // the handshake waits for the copy
+	ready      bool                 // the handshake is complete
+	loading    bool                 // the agent repeats the earlier conversation
+	broken     *runner.CommandError // why this process cannot take a query
 	notes      []events.Payload
 	instructed bool     // the instructions were sent
 	comments   []string // why people rejected calls, for the next query: an answer has no field for it
@@ -145,7 +145,7 @@ func (s *session) sendPrompt(t *agent.Turn) error {
 	s.asking = !stopped
 	s.mu.Unlock()
 	if stopped {
-		s.finishTurn(runner.Ended{Outcome: runner.Interrupted}, t)
+		s.finishTurn(runner.TurnEnd{Outcome: runner.OutcomeInterrupted}, t)
 		return nil
 	}
 	prompt := s.prompt

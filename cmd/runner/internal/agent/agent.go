@@ -24,7 +24,7 @@ type Adapter interface {
 	// Command returns the process to start. Its result depends on the Launch alone: a warm process takes the next
 	// query as long as Command returns the same for it, Resume and Fork aside. For a Fork, Command also writes the
 	// copy of the agent's records and cuts it at the anchor, again at each call. If the CLI is not installed, the
-	// error is a *runner.Error with code AGENT_NOT_FOUND whose message says how to install it.
+	// error is a *runner.CommandError with code AGENT_NOT_FOUND whose message says how to install it.
 	Command(Launch) (Command, error)
 	// OpenSession returns a session for a process that has just been started, and sends the handshake if there is one.
 	OpenSession(Launch, Stdin) Session

@@ -114,11 +114,11 @@ func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(
 	case d.Action == events.PermissionDeny:
 		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	case t.approvals.approved[class] && class != "":
-		d.Action, d.Rule = events.PermissionAllow, permission.RuleApproved
+		d.Action, d.Rule = events.PermissionAllow, permission.RuleApprovedClass
 		return t.journalPolicyDecision(conversation, r, d, events.OutcomeApproved), true
-	case t.cfg.Policy.Unattended():
+	case t.cfg.Policy.IsUnattended():
 		d = permission.Decision{Action: events.PermissionDeny, Rule: permission.RuleUnattended, Reason: unattendedMessage}
-		if t.cfg.Policy.SkipsUnattended() {
+		if t.cfg.Policy.ReportsDeniedAsSkipped() {
 			d.Reason = skippedMessage
 			return t.journalPolicyDecision(conversation, r, d, events.OutcomeSkipped), true
 		}
@@ -234,7 +234,7 @@ func (t *Turn) SetRedaction(set *redact.Set) {
 }
 
 // ApplyVerdict applies a person's decision on a permission request and calls the reply of the request. It ignores a request that is not open.
-func (t *Turn) ApplyVerdict(v runner.Verdict) {
+func (t *Turn) ApplyVerdict(v runner.ApprovalDecision) {
 	t.mu.Lock()
 	replies := t.applyVerdict(v)
 	t.mu.Unlock()
@@ -244,7 +244,7 @@ func (t *Turn) ApplyVerdict(v runner.Verdict) {
 }
 
 // applyVerdict applies a decision for a caller that holds mu. It returns functions that call the replies, to be called without the lock.
-func (t *Turn) applyVerdict(v runner.Verdict) (replies []func()) {
+func (t *Turn) applyVerdict(v runner.ApprovalDecision) (replies []func()) {
 	i := slices.IndexFunc(t.approvals.open, func(p *pendingRequest) bool { return p.id == v.ApprovalID })
 	if i < 0 || t.end != nil {
 		return nil
@@ -271,7 +271,7 @@ func (t *Turn) applyVerdict(v runner.Verdict) (replies []func()) {
 }
 
 // verdictAnswer converts a person's decision to the answer for the agent.
-func verdictAnswer(v runner.Verdict) PermissionAnswer {
+func verdictAnswer(v runner.ApprovalDecision) PermissionAnswer {
 	rejected := PermissionAnswer{Outcome: events.OutcomeRejected, Message: rejectedMessage}
 	switch {
 	case v.Timeout:

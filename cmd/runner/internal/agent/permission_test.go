@@ -45,7 +45,7 @@ func (a *asking) ask(key, command string) {
 		a.t.Fatal(err)
 	}
 	a.RequestPermission(events.MainConversation, agent.PermissionRequest{
-		Key: key, Call: permission.Call{Tool: "Bash", Kind: permission.Shell, Command: command}, ToolUseID: "use-" + key,
+		Key: key, Call: permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: command}, ToolUseID: "use-" + key,
 		Title: command, Preview: events.ApprovalPreview{Command: command}, Input: input, Editable: true,
 	}, func(answer agent.PermissionAnswer) {
 		if _, twice := a.answers[key]; twice {
@@ -71,8 +71,8 @@ func (a *asking) requested(i int) (events.ApprovalRequested, string) {
 	return events.ApprovalRequested{}, ""
 }
 
-func (a *asking) decide(id, decision string, change ...func(*runner.Verdict)) {
-	v := runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: id, Decision: decision}}
+func (a *asking) decide(id, decision string, change ...func(*runner.ApprovalDecision)) {
+	v := runner.ApprovalDecision{ApprovalDecided: events.ApprovalDecided{ApprovalID: id, Decision: decision}}
 	for _, c := range change {
 		c(&v)
 	}
@@ -93,7 +93,7 @@ func TestPermit_WaitsForAVerdict(t *testing.T) {
 			t.Fatalf("%d answers, request %+v", len(a.answers), r)
 		}
 		a.decide("apr_unknown", events.DecisionApprove)
-		a.decide(id, decision, func(v *runner.Verdict) { v.Comment, v.Arguments = "why", json.RawMessage(`{}`) })
+		a.decide(id, decision, func(v *runner.ApprovalDecision) { v.Comment, v.Arguments = "why", json.RawMessage(`{}`) })
 		a.decide(id, events.DecisionApprove)
 		got := a.answers["a"]
 		if got.Outcome != want || got.IsAllowed() != (want == events.OutcomeApproved) || a.HasOpenRequest() {
@@ -114,7 +114,7 @@ func TestPermit_RejectsAfterATimeout(t *testing.T) {
 	a := newAsking(t)
 	a.ask("a", "ls")
 	_, id := a.requested(0)
-	a.decide(id, events.DecisionApproveAll, func(v *runner.Verdict) { v.Timeout = true })
+	a.decide(id, events.DecisionApproveAll, func(v *runner.ApprovalDecision) { v.Timeout = true })
 	if got := a.answers["a"]; got.Outcome != events.OutcomeRejected {
 		t.Errorf("answer %+v", got)
 	}
@@ -159,7 +159,7 @@ func TestPermit_RetractsAtTheEnd(t *testing.T) {
 	a.ask("a", "ls")
 	a.ask("b", "ls")
 	_, id := a.requested(0)
-	a.End(runner.Ended{Outcome: runner.Interrupted})
+	a.End(runner.TurnEnd{Outcome: runner.OutcomeInterrupted})
 	a.decide(id, events.DecisionApprove)
 	a.ask("c", "ls")
 	for _, key := range []string{"a", "b", "c"} {

@@ -14,7 +14,7 @@ func TestAllowsAll(t *testing.T) {
 	rule := func(tool, then string, path ...string) events.PermissionRule {
 		return events.PermissionRule{Tool: tool, Then: then, Path: path}
 	}
-	read := permission.Call{Tool: "read", Kind: permission.Read, Paths: []permission.Path{{Path: "a"}}}
+	read := permission.Call{Tool: "read", Kind: permission.KindRead, Paths: []permission.Path{{Path: "a"}}}
 	for name, c := range map[string]struct {
 		agent, execution []events.PermissionRule
 		fallback         string

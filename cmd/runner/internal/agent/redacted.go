@@ -29,7 +29,7 @@ var unredactedFields = []string{"ID", "BlockID", "ExecutionID", "Code", "Level",
 // because the executor needs them to find the conversation.
 func RedactPayload(s *redact.Set, data any) any {
 	switch data.(type) {
-	case runner.Delta, runner.Started, events.TranscriptWritten:
+	case runner.TextDelta, runner.TurnStart, events.TranscriptWritten:
 		return data
 	}
 	data = redact.RedactFields(s, data, append([]string{"ConversationID", "Conversation", "Parent"}, unredactedFields...)...)

@@ -42,7 +42,7 @@ func TestTurnRedactsEverything(t *testing.T) {
 	turn.Emit(events.MainConversation, events.SubagentSpawned{SubagentID: name, Conversation: name, Prompt: hidden})
 	turn.Emit(events.MainConversation, events.PermissionDecided{ToolName: name, Reason: hidden})
 	turn.Emit(events.MainConversation, events.MetadataUpdate{Model: hidden})
-	turn.End(runner.Ended{Outcome: runner.Completed, Result: hidden, Message: hidden})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: hidden, Message: hidden})
 	lines := j.Lines()
 	if len(lines) < 12 {
 		t.Fatalf("only %d lines", len(lines))
@@ -73,7 +73,7 @@ func TestTurnKeepsItsOwnWords(t *testing.T) {
 	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText, Content: "main street"})
 	turn.Emit(events.MainConversation, events.Log{Level: "info", Message: "info"})
 	turn.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: "main", Path: "/state/spool/x"})
-	turn.End(runner.Ended{Outcome: runner.Completed, Code: "INTERNAL"})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Code: "INTERNAL"})
 	lines := j.Lines()
 	b, log := data[events.BlockStart](t, lines[0]).Block, data[events.Log](t, lines[1])
 	if b.Kind != events.KindAssistantText || b.Status != events.StatusComplete || b.ExecutionID != "exe_1" || b.ConversationID != events.MainConversation || b.Content != "[redacted] street" {
@@ -85,7 +85,7 @@ func TestTurnKeepsItsOwnWords(t *testing.T) {
 	if w := data[events.TranscriptWritten](t, lines[2]); w.AgentSessionID != "main" || w.Path != "/state/spool/x" {
 		t.Errorf("transcript %+v", w)
 	}
-	if e := data[runner.Ended](t, lines[3]); e.Outcome != runner.Completed || e.Code != "INTERNAL" {
+	if e := data[runner.TurnEnd](t, lines[3]); e.Outcome != runner.OutcomeCompleted || e.Code != "INTERNAL" {
 		t.Errorf("ended %+v", e)
 	}
 }
@@ -117,7 +117,7 @@ func TestTurnTextInFlightIsRedacted(t *testing.T) {
 		for _, l := range j.Lines() {
 			switch l.Type {
 			case events.TextDelta:
-				d := data[runner.Delta](rt, l)
+				d := data[runner.TextDelta](rt, l)
 				if int(d.Offset) != len(flown) {
 					rt.Fatalf("offset %d after %d bytes", d.Offset, len(flown))
 				}

@@ -142,7 +142,7 @@ func encodeLine(data any) (raw json.RawMessage, cut bool, err error) {
 			return nil, false, err
 		}
 		cut = cut || wasCut
-		if len(raw) <= runner.MaxLine-(16<<10) { // room for the line around it
+		if len(raw) <= runner.MaxLineLength-(16<<10) { // room for the line around it
 			return raw, cut, nil
 		}
 		cut = true
@@ -221,7 +221,7 @@ func truncateFields(data any, limit int) (any, bool) {
 	case events.PermissionDecided:
 		long(&d.Reason, &d.ToolName, &d.ToolUseID)
 		data = d
-	case runner.Ended:
+	case runner.TurnEnd:
 		long(&d.Result, &d.Message)
 		data = d
 	}

@@ -30,7 +30,7 @@ const (
 type Journal interface {
 	// Append blocks while the journal is full, until ctx ends. Then the line is stored all the same, so that a turn
 	// can always be ended.
-	Append(ctx context.Context, l runner.Line)
+	Append(ctx context.Context, l runner.JournalLine)
 	// NewBlockID returns an id that is unique within the journal.
 	NewBlockID() string
 	// Name returns the name of the journal.
@@ -63,9 +63,9 @@ type Turn struct {
 	open  []*openBlock // in the order they were opened
 	timer *time.Timer  // armed while text waits
 	sent  time.Time    // when text was last journaled
-	end   *runner.Ended
-	held  []runner.Line // lines from before Start
-	agent string        // the agent's own session id, as last reported
+	end   *runner.TurnEnd
+	held  []runner.JournalLine // lines from before Start
+	agent string               // the agent's own session id, as last reported
 
 	approvals approvals
 }
@@ -106,14 +106,14 @@ func (t *Turn) AgentSession() string {
 }
 
 // Ended returns the outcome of the turn, or nil while the turn goes on.
-func (t *Turn) Ended() *runner.Ended {
+func (t *Turn) Ended() *runner.TurnEnd {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.end
 }
 
 // Start journals the line that the agent has started, and then the lines that were held until then.
-func (t *Turn) Start(s runner.Started) {
+func (t *Turn) Start(s runner.TurnStart) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	held := t.held
@@ -125,7 +125,7 @@ func (t *Turn) Start(s runner.Started) {
 }
 
 // appendOrHold appends a line to the journal, or holds the line until Start is called.
-func (t *Turn) appendOrHold(line runner.Line) {
+func (t *Turn) appendOrHold(line runner.JournalLine) {
 	if t.cfg.Hold {
 		t.held = append(t.held, line)
 		return
@@ -224,7 +224,7 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 
 // End ends the turn. Blocks that are still open are finished with status error and the text so far, and open requests are
 // retracted. Further calls of End and of all other methods have no effect.
-func (t *Turn) End(e runner.Ended) {
+func (t *Turn) End(e runner.TurnEnd) {
 	t.mu.Lock()
 	replies := t.finishTurn(e)
 	t.mu.Unlock()
@@ -235,7 +235,7 @@ func (t *Turn) End(e runner.Ended) {
 
 // finishTurn ends the turn for a caller that holds mu. It returns functions that call the replies to the open
 // permission requests.
-func (t *Turn) finishTurn(e runner.Ended) (replies []func()) {
+func (t *Turn) finishTurn(e runner.TurnEnd) (replies []func()) {
 	if t.cfg.Journal == nil {
 		t.cfg.Log.Debug("an end outside a turn", "outcome", e.Outcome, "code", e.Code)
 		return nil
@@ -336,7 +336,7 @@ func (t *Turn) flushText() {
 				break
 			}
 			t.sent = t.cfg.Now()
-			t.journalLine(events.TextDelta, b.conversation, runner.Delta{BlockID: b.block.ID, Offset: offset, Delta: piece})
+			t.journalLine(events.TextDelta, b.conversation, runner.TextDelta{BlockID: b.block.ID, Offset: offset, Delta: piece})
 		}
 	}
 }
@@ -356,7 +356,7 @@ func (t *Turn) journalLine(typ events.Type, conversation string, data any) {
 	}
 	raw, cut, err := encodeLine(RedactPayload(t.cfg.Redact, data))
 	conversation = redactConversation(t.cfg.Redact, conversation)
-	line := runner.Line{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
+	line := runner.JournalLine{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}
 	// The note comes before the line, because the end of a turn is its last line.
 	if err != nil {
 		t.journalLineError(line, "INTERNAL", err)
@@ -369,7 +369,7 @@ func (t *Turn) journalLine(typ events.Type, conversation string, data any) {
 }
 
 // journalLineError journals an error event with a code: the line was changed or dropped because of err.
-func (t *Turn) journalLineError(line runner.Line, code string, err error) {
+func (t *Turn) journalLineError(line runner.JournalLine, code string, err error) {
 	raw, _, encErr := encodeLine(events.Error{Code: code, Message: string(line.Type) + ": " + err.Error()})
 	if encErr != nil {
 		t.cfg.Log.Error("cannot encode an error", "type", line.Type, "err", encErr)

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-func data[T any](t require, l runner.Line) T {
+func data[T any](t require, l runner.JournalLine) T {
 	t.Helper()
 	var v T
 	if err := json.Unmarshal(l.Data, &v); err != nil {
@@ -34,7 +34,7 @@ type require interface {
 	Fatalf(string, ...any)
 }
 
-func types(lines []runner.Line) string {
+func types(lines []runner.JournalLine) string {
 	var out []string
 	for _, l := range lines {
 		out = append(out, string(l.Type))
@@ -46,20 +46,20 @@ func TestTurnFlushesTextBeforeAnyOtherLine(t *testing.T) {
 	t.Parallel()
 	var j agenttest.Journal
 	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
-	turn.Start(runner.Started{Attempt: 1, PID: 1})
+	turn.Start(runner.TurnStart{Attempt: 1, PID: 1})
 	id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
 	turn.AppendText(id, "one ")
 	turn.AppendText(id, "two")
 	turn.Emit(events.MainConversation, events.Log{Level: "info", Stream: "stderr", Message: "hi"})
 	turn.AppendText(id, " three")
 	turn.CompleteBlock(id, nil)
-	turn.End(runner.Ended{Outcome: runner.Completed})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	lines := j.Lines()
 	want := "agent_started block_start text_delta text_delta log text_delta block_complete turn_ended"
 	if got := types(lines); got != want {
 		t.Fatalf("journal\n got %s\nwant %s", got, want)
 	}
-	if d := data[runner.Delta](t, lines[5]); d.Offset != 7 || d.Delta != " three" {
+	if d := data[runner.TextDelta](t, lines[5]); d.Offset != 7 || d.Delta != " three" {
 		t.Errorf("second delta %+v", d)
 	}
 	if b := data[events.BlockComplete](t, lines[6]).Block; b.Content != "one two three" || b.Status != events.StatusComplete {
@@ -75,8 +75,8 @@ func TestTurnEndsOpenBlocksAndItselfOnce(t *testing.T) {
 	turn.AppendText(text, "half")
 	tool := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "write_file"})
 	turn.AppendText(tool, `{"path":"a`)
-	turn.End(runner.Ended{Outcome: runner.Interrupted})
-	turn.End(runner.Ended{Outcome: runner.Completed})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeInterrupted})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	turn.AppendText(text, "late")
 	turn.Emit(events.MainConversation, events.Log{Message: "late"})
 	lines := j.Lines()
@@ -91,7 +91,7 @@ func TestTurnEndsOpenBlocksAndItselfOnce(t *testing.T) {
 	if second.Status != events.StatusError || second.Input != nil {
 		t.Errorf("input that is no JSON must be left out: %+v", second)
 	}
-	if data[runner.Ended](t, lines[6]).Outcome != runner.Interrupted {
+	if data[runner.TurnEnd](t, lines[6]).Outcome != runner.OutcomeInterrupted {
 		t.Error("the first end counts")
 	}
 }
@@ -121,7 +121,7 @@ func TestTurnTextIsWhatTheDeltasSay(t *testing.T) {
 			if l.Type != events.TextDelta {
 				continue
 			}
-			d := data[runner.Delta](rt, l)
+			d := data[runner.TextDelta](rt, l)
 			if int(d.Offset) != joined.Len() {
 				rt.Fatalf("offset %d after %d bytes", d.Offset, joined.Len())
 			}
@@ -151,7 +151,7 @@ func TestTurnCutsWhatDoesNotFitAndSaysSo(t *testing.T) {
 			var j agenttest.Journal
 			turn := agenttest.NewJournalTurn(t, &j, "exe_1")
 			turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: output})
-			turn.End(runner.Ended{Outcome: runner.Completed, Result: output})
+			turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: output})
 			lines := j.Lines()
 			if got, want := types(lines), "error block_start error turn_ended"; got != want {
 				t.Fatalf("journal %s, want %s", got, want)
@@ -161,7 +161,7 @@ func TestTurnCutsWhatDoesNotFitAndSaysSo(t *testing.T) {
 			}
 			for _, l := range lines {
 				raw, err := json.Marshal(l)
-				if err != nil || len(raw) > runner.MaxLine || !utf8.Valid(l.Data) {
+				if err != nil || len(raw) > runner.MaxLineLength || !utf8.Valid(l.Data) {
 					t.Errorf("line %s: %d bytes, valid %v, %v", l.Type, len(raw), utf8.Valid(l.Data), err)
 				}
 			}
@@ -209,7 +209,7 @@ func TestTurn_WithoutJournalLogsWhatItDrops(t *testing.T) {
 	turn.AppendText(id, "x")
 	turn.CompleteBlock(id, nil)
 	turn.Emit(events.MainConversation, events.Log{})
-	turn.End(runner.Ended{Outcome: runner.Completed})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	for _, want := range []string{"type=block_start", "type=log", "an end outside a turn"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("%q is not logged:\n%s", want, log.String())
@@ -232,7 +232,7 @@ func TestTurnTextWaitsAtMost20ms(t *testing.T) {
 		turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j})
 		id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
 		turn.AppendText(id, "first")
-		if lines := j.Lines(); len(lines) != 2 || data[runner.Delta](t, lines[1]).Delta != "first" {
+		if lines := j.Lines(); len(lines) != 2 || data[runner.TextDelta](t, lines[1]).Delta != "first" {
 			t.Fatalf("journal %s", types(lines))
 		}
 		turn.AppendText(id, "a")
@@ -246,9 +246,9 @@ func TestTurnTextWaitsAtMost20ms(t *testing.T) {
 		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		lines := j.Lines()
-		if len(lines) != 3 || data[runner.Delta](t, lines[2]).Delta != "ab" {
+		if len(lines) != 3 || data[runner.TextDelta](t, lines[2]).Delta != "ab" {
 			t.Fatalf("journal %s", types(lines))
 		}
-		turn.End(runner.Ended{Outcome: runner.Completed})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	})
 }

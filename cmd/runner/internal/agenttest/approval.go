@@ -28,7 +28,7 @@ func (x Turn) ApprovalRetractions() []events.ApprovalRetracted {
 // is ignored.
 func (b *Harness) DecideRequest(r events.ApprovalRequested, d events.ApprovalDecided) {
 	d.ApprovalID = runner.ApprovalID(b.Supervisor.Status().ExecutionID, b.journal.Name(), r.ApprovalID)
-	b.Supervisor.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
+	b.Supervisor.ApplyVerdict(runner.ApprovalDecision{ApprovalDecided: d})
 }
 
 // ReadUntilRequests reads the journal until the turn has n approval requests. so is the turn as read so far; the result
@@ -36,7 +36,7 @@ func (b *Harness) DecideRequest(r events.ApprovalRequested, d events.ApprovalDec
 func (b *Harness) ReadUntilRequests(n int, so Turn) Turn {
 	b.t.Helper()
 	for len(so.ApprovalRequests()) < n {
-		so = b.ReadUntil("approval request", func(l runner.Line) bool { return l.Type == events.ApprovalRequested{}.EventType() }, so)
+		so = b.ReadUntil("approval request", func(l runner.JournalLine) bool { return l.Type == events.ApprovalRequested{}.EventType() }, so)
 	}
 	return so
 }
@@ -47,7 +47,7 @@ func (b *Harness) ReadToEndDeciding(so Turn, decide func(events.ApprovalRequeste
 	b.t.Helper()
 	decided := len(so.ApprovalRequests())
 	for {
-		so = b.ReadUntil("end", func(l runner.Line) bool {
+		so = b.ReadUntil("end", func(l runner.JournalLine) bool {
 			return l.Type == runner.TurnEnded || l.Type == events.ApprovalRequested{}.EventType()
 		}, so)
 		requests := so.ApprovalRequests()

@@ -161,7 +161,7 @@ func ScriptRule(text string, tools ...ScriptToolCall) string {
 
 // StartTurn sends a query with the given content to the supervisor, and returns the supervisor's refusal or nil.
 // change, which may be nil, modifies the query first.
-func (b *Harness) StartTurn(content string, change func(*runner.Query)) *runner.Error {
+func (b *Harness) StartTurn(content string, change func(*runner.Query)) *runner.CommandError {
 	b.executions++
 	q := b.Query
 	q.ExecutionID, q.Content = fmt.Sprintf("exe_%d", b.executions), content
@@ -183,7 +183,7 @@ func (b *Harness) MustStartTurn(content string, change func(*runner.Query)) Turn
 // ReadUntil reads the journal up to the first line for which wanted returns true. so is the turn as read so far; the
 // result is the turn with the lines that were read added. It fails the test if no such line comes; what describes the
 // line in the message.
-func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn) Turn {
+func (b *Harness) ReadUntil(what string, wanted func(runner.JournalLine) bool, so Turn) Turn {
 	b.t.Helper()
 	timeout := time.After(agentWaitTimeout)
 	for {
@@ -196,7 +196,7 @@ func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn)
 			}
 			continue
 		}
-		var l runner.Line
+		var l runner.JournalLine
 		if err := json.Unmarshal(raw[0], &l); err != nil {
 			b.t.Fatal(err)
 		}
@@ -212,7 +212,7 @@ func (b *Harness) ReadUntil(what string, wanted func(runner.Line) bool, so Turn)
 // lines that were read added.
 func (b *Harness) ReadToEnd(so Turn) Turn {
 	b.t.Helper()
-	return b.ReadUntil("end", func(l runner.Line) bool { return l.Type == runner.TurnEnded }, so)
+	return b.ReadUntil("end", func(l runner.JournalLine) bool { return l.Type == runner.TurnEnded }, so)
 }
 
 // RunTurn sends a query, reads the journal to the end of its turn, and returns the turn.
@@ -225,7 +225,7 @@ func (b *Harness) RunTurn(content string, change func(*runner.Query)) Turn {
 func (b *Harness) RunTurnOK(content, want string, change func(*runner.Query)) Turn {
 	b.t.Helper()
 	x := b.RunTurn(content, change)
-	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, want) {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, want) {
 		b.t.Fatalf("%s: ended %+v, want a result with %q\n%s", content, e, want, x)
 	}
 	x.CheckTextDeltas()
@@ -234,7 +234,7 @@ func (b *Harness) RunTurnOK(content, want string, change func(*runner.Query)) Tu
 
 // Turn holds the journal lines of one execution that the test has read so far.
 type Turn struct {
-	Lines []runner.Line
+	Lines []runner.JournalLine
 	t     testing.TB
 }
 
@@ -264,9 +264,9 @@ func DataOfType[T any](x Turn, typ events.Type) []T {
 }
 
 // Ended returns the data of the line that ends the turn. It fails the test unless the turn has exactly one such line.
-func (x Turn) Ended() runner.Ended {
+func (x Turn) Ended() runner.TurnEnd {
 	x.t.Helper()
-	all := DataOfType[runner.Ended](x, runner.TurnEnded)
+	all := DataOfType[runner.TurnEnd](x, runner.TurnEnded)
 	if len(all) != 1 {
 		x.t.Fatalf("%d ends%s", len(all), x)
 	}
@@ -275,9 +275,9 @@ func (x Turn) Ended() runner.Ended {
 
 // Started returns the data of the line that starts the turn. It fails the test unless the turn has exactly one such
 // line.
-func (x Turn) Started() runner.Started {
+func (x Turn) Started() runner.TurnStart {
 	x.t.Helper()
-	all := DataOfType[runner.Started](x, runner.AgentStarted)
+	all := DataOfType[runner.TurnStart](x, runner.AgentStarted)
 	if len(all) != 1 {
 		x.t.Fatalf("%d starts%s", len(all), x)
 	}
@@ -315,7 +315,7 @@ func (x Turn) FinishedBlocks(kind events.BlockKind) []events.Block {
 func (x Turn) CheckTextDeltas() {
 	x.t.Helper()
 	streamed := map[string]string{}
-	for _, d := range DataOfType[runner.Delta](x, events.TextDelta) {
+	for _, d := range DataOfType[runner.TextDelta](x, events.TextDelta) {
 		if int(d.Offset) != len(streamed[d.BlockID]) {
 			x.t.Errorf("block %s: offset %d after %d bytes", d.BlockID, d.Offset, len(streamed[d.BlockID]))
 		}

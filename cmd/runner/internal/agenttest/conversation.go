@@ -82,7 +82,7 @@ type ConfinementCheck struct {
 }
 
 // isDelta reports whether a journal line is a text delta.
-func isDelta(l runner.Line) bool { return l.Type == events.TextDelta }
+func isDelta(l runner.JournalLine) bool { return l.Type == events.TextDelta }
 
 // requireProcess returns a function that fails the test unless the warm process pid has run a turn. The function
 // returns the turn.
@@ -153,7 +153,7 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 	checkInterrupts(t, b, c, same)
 	for _, f := range c.Failures {
 		x := same(b.RunTurn(f.Query, nil))
-		if e := x.Ended(); e.Outcome != runner.Failed || e.Code != f.Code || e.Message == "" || !strings.Contains(e.Message, f.Message) {
+		if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != f.Code || e.Message == "" || !strings.Contains(e.Message, f.Message) {
 			t.Errorf("%s: ended %+v, want %s with %q%s", f.Query, e, f.Code, f.Message, x)
 		}
 	}
@@ -248,16 +248,16 @@ func CheckInterrupt(t testing.TB, b *Harness, content string, when InterruptMome
 	x := b.MustStartTurn(content, nil)
 	switch when {
 	case AtStart:
-		x = b.ReadUntil("start", func(l runner.Line) bool { return l.Type == runner.AgentStarted }, x)
+		x = b.ReadUntil("start", func(l runner.JournalLine) bool { return l.Type == runner.AgentStarted }, x)
 	case OnTool:
-		x = b.ReadUntil("decision", func(l runner.Line) bool { return l.Type == "permission_decided" }, x)
+		x = b.ReadUntil("decision", func(l runner.JournalLine) bool { return l.Type == "permission_decided" }, x)
 		awaitCondition(t, "the command does not begin", func() bool { return hasSleepProcess(t, b) })
 	default:
 		x = b.ReadUntil("text", isDelta, x)
 	}
 	b.Supervisor.Interrupt()
 	x = same(b.ReadToEnd(x))
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("%s: ended %+v%s", content, e, x)
 	}
 	x.CheckTextDeltas()
@@ -348,7 +348,7 @@ func checkInterruptAtOnce(t *testing.T, s AgentUnderTest) {
 	b := NewHarness(t, s)
 	x := b.MustStartTurn("talk for ever", nil)
 	b.Supervisor.Interrupt()
-	if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.Interrupted {
+	if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v", e)
 	}
 	b.RunTurnOK("hello after the interrupt", "hello after the interrupt", nil)
@@ -404,7 +404,7 @@ func checkResume(t *testing.T, s AgentUnderTest, r ResumeCheck) {
 	x := b.ReadUntil("text", isDelta, b.MustStartTurn("talk for ever", nil))
 	kill()
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" {
+	if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_EXITED" {
 		t.Errorf("ended %+v", e)
 	}
 	if cut := x.FinishedBlocks(events.KindAssistantText); len(cut) != 1 || cut[0].Status != events.StatusError || cut[0].Content == "" {

@@ -103,7 +103,7 @@ func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 	t.Run("again after a kill", func(t *testing.T) {
 		t.Parallel()
 		b, c := newBench(t), cases[f.AfterKill]
-		x := b.ReadUntil("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStartTurn("talk for ever", query(c)))
+		x := b.ReadUntil("session", func(l runner.JournalLine) bool { return l.Type == "transcript_written" }, b.MustStartTurn("talk for ever", query(c)))
 		own := x.TranscriptWritten().AgentSessionID
 		if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
@@ -190,7 +190,7 @@ func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}
 	}
 
-	x := b.ReadUntil("session", func(l runner.Line) bool { return l.Type == "transcript_written" }, b.MustStartTurn("talk for ever", query))
+	x := b.ReadUntil("session", func(l runner.JournalLine) bool { return l.Type == "transcript_written" }, b.MustStartTurn("talk for ever", query))
 	if err := syscall.Kill(x.Started().PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

@@ -60,7 +60,7 @@ func (c RecordedDecision) applyTo(t testing.TB, j *Journal, turn *agent.Turn) {
 	}
 	lines := j.Lines()
 	c.Decision.ApprovalID = runner.ApprovalID(lines[len(lines)-1].ExecutionID, j.Name(), requests[c.Request].ApprovalID)
-	turn.ApplyVerdict(runner.Verdict{ApprovalDecided: c.Decision})
+	turn.ApplyVerdict(runner.ApprovalDecision{ApprovalDecided: c.Decision})
 }
 
 // lastTurnRequests returns the approval requests of the last turn in the journal j.
@@ -152,7 +152,7 @@ func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
 				}
 			}
 		}
-		turn.End(runner.Ended{Outcome: runner.Killed})
+		turn.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
 		CheckJournal(t, journal.Lines())
 		if t.Failed() {
 			t.Fatalf("with %s", path)
@@ -196,7 +196,7 @@ func (g Goldens) loadRecording(t testing.TB, path string, place agent.Folders) [
 
 // replayRecording performs the steps of a recording on a new session of the adapter. It returns the journal, and the
 // values that the session sent to the CLI's stdin.
-func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []RecordingStep) ([]runner.Line, []json.RawMessage) {
+func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []RecordingStep) ([]runner.JournalLine, []json.RawMessage) {
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
@@ -260,7 +260,7 @@ func encodeLines[T any](t testing.TB, values []T) []byte {
 
 // CompareJournal compares a journal with a golden file. stable returns the text of the journal with fixed values in
 // place of values that differ in every run.
-func CompareJournal(t testing.TB, path string, journal []runner.Line, stable func(text []byte) []byte) {
+func CompareJournal(t testing.TB, path string, journal []runner.JournalLine, stable func(text []byte) []byte) {
 	t.Helper()
 	CompareGolden(t, path, stable(encodeLines(t, journal)))
 }

@@ -19,12 +19,12 @@ import (
 // Journal implements agent.Journal in memory. It is never full.
 type Journal struct {
 	mu     sync.Mutex
-	lines  []runner.Line
+	lines  []runner.JournalLine
 	blocks int
 }
 
 // Append numbers a line and stores it.
-func (j *Journal) Append(_ context.Context, l runner.Line) {
+func (j *Journal) Append(_ context.Context, l runner.JournalLine) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	l.N = uint64(len(j.lines) + 1)
@@ -43,10 +43,10 @@ func (j *Journal) NewBlockID() string {
 }
 
 // Lines returns all lines that were appended so far.
-func (j *Journal) Lines() []runner.Line {
+func (j *Journal) Lines() []runner.JournalLine {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return append([]runner.Line(nil), j.lines...)
+	return append([]runner.JournalLine(nil), j.lines...)
 }
 
 // Stdin implements agent.Stdin for tests: it stores the values that a Session sends to the agent's process.
@@ -98,13 +98,13 @@ func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 
 // ReplayLines opens a session of the adapter a, begins the query q and passes recorded lines of the agent's stdout to
 // the session. It returns the journal, and the values that the session sent to the agent's stdin.
-func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.Line, []json.RawMessage) {
+func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, stdout []string) ([]runner.JournalLine, []json.RawMessage) {
 	t.Helper()
 	var stdin Stdin
 	var journal Journal
 	s := a.OpenSession(l, &stdin)
 	turn := newQueryTurn(t, &journal, q)
-	turn.Start(runner.Started{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
+	turn.Start(runner.TurnStart{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
 	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatalf("begin: %v", err)
 	}
@@ -121,7 +121,7 @@ func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, 
 
 // CheckAnchors checks the anchors in a journal: only finished blocks of the main conversation have one, no two blocks
 // have the same one, and every complete block of the given kinds in the main conversation has one.
-func CheckAnchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind) {
+func CheckAnchors(t testing.TB, journal []runner.JournalLine, kinds ...events.BlockKind) {
 	t.Helper()
 	seen := map[string]string{}
 	for _, l := range journal {
@@ -147,13 +147,13 @@ func CheckAnchors(t testing.TB, journal []runner.Line, kinds ...events.BlockKind
 
 // CheckJournal checks the journal of one turn: every block is opened once and finished once, the offsets of its text
 // deltas have no gap, nothing follows the end of the turn, and no line is an error.
-func CheckJournal(t testing.TB, journal []runner.Line) {
+func CheckJournal(t testing.TB, journal []runner.JournalLine) {
 	t.Helper()
 	open, done, sent := map[string]bool{}, map[string]bool{}, map[string]int{}
 	for i, l := range journal {
 		var d struct {
 			Block events.Block
-			runner.Delta
+			runner.TextDelta
 		}
 		if err := json.Unmarshal(l.Data, &d); err != nil {
 			t.Fatal(err)
@@ -174,7 +174,7 @@ func CheckJournal(t testing.TB, journal []runner.Line) {
 			if !open[d.BlockID] || int(d.Offset) != sent[d.BlockID] {
 				t.Errorf("delta of block %s at offset %d, want %d; open: %v", d.BlockID, d.Offset, sent[d.BlockID], open[d.BlockID])
 			}
-			sent[d.BlockID] += len(d.Delta.Delta)
+			sent[d.BlockID] += len(d.TextDelta.Delta)
 		case runner.TurnEnded:
 			if i != len(journal)-1 {
 				t.Error("lines follow the end of the turn")

@@ -151,9 +151,9 @@ func TestModelErrors_HaveTheirCodes(t *testing.T) {
 				env["SPOOL_AGENT_MODEL_TIMEOUT"] = "100ms"
 			}
 			end := ended(t, startSpool(t, e, newPlace(t), "", env).turn("x", nil))
-			want := runner.Failed
+			want := runner.OutcomeFailed
 			if tc.code == "" {
-				want = runner.Completed
+				want = runner.OutcomeCompleted
 			}
 			if end.Outcome != want || end.Code != tc.code || !strings.Contains(end.Message, tc.says) {
 				t.Errorf("end %+v", end)
@@ -191,13 +191,13 @@ func TestInterruptWhileTheModelSpeaks(t *testing.T) {
 			}
 		}
 	})
-	if end := ended(t, lines); end.Outcome != runner.Interrupted {
+	if end := ended(t, lines); end.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("end %+v", end)
 	}
 	if b := completed(t, lines, events.KindAssistantText); len(b) != 1 || b[0].Status != events.StatusError || b[0].Content != "Once upon" {
 		t.Errorf("text %+v", b)
 	}
-	if end := ended(t, s.turn("go on", nil)); end.Outcome != runner.Completed {
+	if end := ended(t, s.turn("go on", nil)); end.Outcome != runner.OutcomeCompleted {
 		t.Errorf("after an interrupt: %+v", end)
 	}
 	if m := e.seen()[1].Messages; len(m) != 4 || !strings.Contains(fmt.Sprint(m[2].Content), "Once upon") {
@@ -222,7 +222,7 @@ func TestInterruptWhileAProgramRuns(t *testing.T) {
 			}
 		}
 	})
-	if end := ended(t, lines); end.Outcome != runner.Interrupted || time.Since(began) > patience {
+	if end := ended(t, lines); end.Outcome != runner.OutcomeInterrupted || time.Since(began) > patience {
 		t.Errorf("end %+v after %s", end, time.Since(began))
 	}
 	s.turn("go on", nil)
@@ -241,7 +241,7 @@ func TestTurnLimit_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	e := newEndpoint(t, calls("call_1", "list_directory", `{}`))
 	end := ended(t, startSpool(t, e, newPlace(t), "", map[string]string{"SPOOL_AGENT_MAX_STEPS": "3"}).turn("loop", nil))
-	if end.Outcome != runner.Failed || end.Code != "TURN_LIMIT" || !strings.Contains(end.Message, "SPOOL_AGENT_MAX_STEPS") || len(e.seen()) != 3 {
+	if end.Outcome != runner.OutcomeFailed || end.Code != "TURN_LIMIT" || !strings.Contains(end.Message, "SPOOL_AGENT_MAX_STEPS") || len(e.seen()) != 3 {
 		t.Errorf("end %+v after %d requests", end, len(e.seen()))
 	}
 	if end.Usage.InputTokens != 30 || end.Usage.OutputTokens != 15 || end.Usage.CacheReadTokens != 12 {
@@ -264,7 +264,7 @@ func TestCallsThatCannotRun_AreReportedToTheModel(t *testing.T) {
 			t.Parallel()
 			e := newEndpoint(t, calls("call_1", tc.tool, tc.arguments), says("I see."))
 			lines := startSpool(t, e, newPlace(t), "", map[string]string{"SPOOL_AGENT_CODE_TIMEOUT": "500ms"}).turn("x", nil)
-			if end := ended(t, lines); end.Outcome != runner.Completed {
+			if end := ended(t, lines); end.Outcome != runner.OutcomeCompleted {
 				t.Errorf("end %+v", end)
 			}
 			b := completed(t, lines, events.KindToolResult)
@@ -294,7 +294,7 @@ func TestTranscript_OfACrashCanBeResumed(t *testing.T) {
 	if err := os.WriteFile(path, []byte(crashed), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if end := ended(t, startSpool(t, e, place, "agt-1", nil).turn("well?", nil)); end.Outcome != runner.Completed {
+	if end := ended(t, startSpool(t, e, place, "agt-1", nil).turn("well?", nil)); end.Outcome != runner.OutcomeCompleted {
 		t.Errorf("end %+v", end)
 	}
 	m := e.seen()[0].Messages

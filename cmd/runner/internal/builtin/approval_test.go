@@ -50,7 +50,7 @@ func TestApproval_ApprovedCallRuns(t *testing.T) {
 		}
 		return events.ApprovalDecided{Decision: events.DecisionApprove}
 	})
-	if e := x.Ended(); e.Outcome != runner.Completed || b.ReadFile("a.txt") != "new\n" {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || b.ReadFile("a.txt") != "new\n" {
 		t.Fatalf("ended %+v, file %q%s", e, b.ReadFile("a.txt"), x)
 	}
 	r := x.ApprovalRequests()[0]
@@ -85,7 +85,7 @@ func TestApproval_DeniedCallDoesNotRun(t *testing.T) {
 			b := newApprovalBench(t, write("a.txt", "x"))
 			x := b.RunTurnDeciding("go", asking, agenttest.AlwaysDecide(tc.decision))
 			isMissing(t, b, "a.txt")
-			if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, tc.says) {
+			if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, tc.says) {
 				t.Errorf("ended %+v", e)
 			}
 			if r := x.FinishedBlocks(events.KindToolResult); len(r) != 1 || !r[0].IsError || !strings.HasPrefix(r[0].Output, tc.says) {
@@ -182,8 +182,8 @@ func TestApproval_WaitingCallsDoNotHoldUpOthers(t *testing.T) {
 		q.Permissions.Tools = map[string]string{"list_directory": events.PermissionAllow}
 	})
 	x = b.ReadUntilRequests(2, x)
-	finished := func(n int) func(runner.Line) bool {
-		return func(l runner.Line) bool {
+	finished := func(n int) func(runner.JournalLine) bool {
+		return func(l runner.JournalLine) bool {
 			if l.Type == (events.BlockComplete{}).EventType() && decode[events.BlockComplete](t, l).Block.Kind == events.KindToolResult {
 				n--
 			}
@@ -203,7 +203,7 @@ func TestApproval_WaitingCallsDoNotHoldUpOthers(t *testing.T) {
 	b.DecideRequest(requests[0], events.ApprovalDecided{Decision: events.DecisionReject, Comment: "not one"})
 	x = b.ReadToEnd(x)
 	isMissing(t, b, "one")
-	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, "not one") || !strings.Contains(e.Result, "[exit status 0]") {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, "not one") || !strings.Contains(e.Result, "[exit status 0]") {
 		t.Errorf("ended %+v", e)
 	}
 	var order []string
@@ -225,7 +225,7 @@ func TestApproval_InterruptWhileWaiting(t *testing.T) {
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
 	isMissing(t, b, "a.txt")
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("ended %+v", e)
 	}
 	if got := x.ApprovalRetractions(); len(got) != 1 || got[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.ApprovalResolutions()) != 0 {
@@ -249,7 +249,7 @@ func TestApproval_NextAttemptAsksAgain(t *testing.T) {
 	session := x.TranscriptWritten().AgentSessionID
 	b.Supervisor.Kill(t.Context())
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Killed || len(x.ApprovalRetractions()) != 1 || len(x.ApprovalResolutions()) != 0 {
+	if e := x.Ended(); e.Outcome != runner.OutcomeKilled || len(x.ApprovalRetractions()) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, x.ApprovalRetractions(), x.ApprovalResolutions())
 	}
 	checkNoResult(t, x.TranscriptWritten().Path)
@@ -257,7 +257,7 @@ func TestApproval_NextAttemptAsksAgain(t *testing.T) {
 		asking(q)
 		q.Attempt, q.Resume = 2, session
 	}, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionApprove}))
-	if e := x.Ended(); e.Outcome != runner.Completed || len(x.ApprovalRequests()) != 1 || b.ReadFile("a.txt") != "x" {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || len(x.ApprovalRequests()) != 1 || b.ReadFile("a.txt") != "x" {
 		t.Errorf("the next attempt ended %+v, file %q%s", e, b.ReadFile("a.txt"), x)
 	}
 }
@@ -288,7 +288,7 @@ func TestApproval_EndOfStdinIsNoDecision(t *testing.T) {
 			}
 		}
 	})
-	if end := ended(t, lines); end.Outcome != runner.Interrupted || len(e.seen()) != 1 {
+	if end := ended(t, lines); end.Outcome != runner.OutcomeInterrupted || len(e.seen()) != 1 {
 		t.Errorf("ended %+v after %d requests to the model", end, len(e.seen()))
 	}
 	if _, err := os.Lstat(filepath.Join(place.Workspace, "a.txt")); !os.IsNotExist(err) {
@@ -323,7 +323,7 @@ func TestApproval_UnknownReplyIsIgnored(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if end := ended(t, lines); end.Outcome != runner.Interrupted {
+	if end := ended(t, lines); end.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("ended %+v", end)
 	}
 	if _, err := os.Lstat(filepath.Join(place.Workspace, "a.txt")); !os.IsNotExist(err) {
@@ -409,7 +409,7 @@ func TestApproval_ServerTools(t *testing.T) {
 }
 
 // approvalRequests returns the requests in the lines.
-func approvalRequests(t *testing.T, lines []runner.Line) (requests []events.ApprovalRequested) {
+func approvalRequests(t *testing.T, lines []runner.JournalLine) (requests []events.ApprovalRequested) {
 	t.Helper()
 	for _, l := range lines {
 		if l.Type == (events.ApprovalRequested{}).EventType() {

@@ -112,7 +112,7 @@ func TestDefinitionServers(t *testing.T) {
 		if got := e.last(); !strings.Contains(got, want) || strings.Contains(got, "sk-secret") {
 			t.Errorf("turn %d: the model was told %q, want %q", i, got, want)
 		}
-		failed := slices.ContainsFunc(lines, func(l runner.Line) bool {
+		failed := slices.ContainsFunc(lines, func(l runner.JournalLine) bool {
 			return l.Type == "error" && strings.Contains(string(l.Data), "MCP_SERVER_FAILED") && strings.Contains(string(l.Data), "none")
 		})
 		if !failed {

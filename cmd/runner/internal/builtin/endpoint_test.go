@@ -234,7 +234,7 @@ func newPlace(t *testing.T) agent.Folders {
 }
 
 // turn runs one query to its end; watch sees every report of the agent first.
-func (s *spool) turn(content string, watch func(report string)) []runner.Line {
+func (s *spool) turn(content string, watch func(report string)) []runner.JournalLine {
 	s.t.Helper()
 	s.turns++
 	before := len(s.journal.Lines())
@@ -248,7 +248,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 	t := agent.NewTurn(s.t.Context(), agent.TurnConfig{
 		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.FixedTime, Policy: policy,
 	})
-	t.Start(runner.Started{Attempt: 1, PID: 1, Policy: q.Policy})
+	t.Start(runner.TurnStart{Attempt: 1, PID: 1, Policy: q.Policy})
 	if err := s.session.BeginTurn(q, t); err != nil {
 		s.t.Fatal(err)
 	}
@@ -267,7 +267,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Line {
 	return s.journal.Lines()[before:]
 }
 
-func decode[T any](t *testing.T, l runner.Line) T {
+func decode[T any](t *testing.T, l runner.JournalLine) T {
 	t.Helper()
 	var v T
 	if err := json.Unmarshal(l.Data, &v); err != nil {
@@ -276,13 +276,13 @@ func decode[T any](t *testing.T, l runner.Line) T {
 	return v
 }
 
-func ended(t *testing.T, lines []runner.Line) runner.Ended {
+func ended(t *testing.T, lines []runner.JournalLine) runner.TurnEnd {
 	t.Helper()
-	return decode[runner.Ended](t, lines[len(lines)-1])
+	return decode[runner.TurnEnd](t, lines[len(lines)-1])
 }
 
 // completed returns the finished blocks of a kind.
-func completed(t *testing.T, lines []runner.Line, kind events.BlockKind) (blocks []events.Block) {
+func completed(t *testing.T, lines []runner.JournalLine, kind events.BlockKind) (blocks []events.Block) {
 	t.Helper()
 	for _, l := range lines {
 		if l.Type == "block_complete" {

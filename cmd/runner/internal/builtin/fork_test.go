@@ -36,7 +36,7 @@ func TestFork_KnowsNothingAfterTheAnchor(t *testing.T) {
 			id = decode[events.TranscriptWritten](t, l).AgentSessionID
 		}
 	}
-	text := func(lines []runner.Line) []events.Block { return completed(t, lines, events.KindAssistantText) }
+	text := func(lines []runner.JournalLine) []events.Block { return completed(t, lines, events.KindAssistantText) }
 	for name, c := range map[string]struct {
 		anchor  string
 		history string

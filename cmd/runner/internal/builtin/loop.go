@@ -55,18 +55,18 @@ type turn struct {
 // calls that permits allows. The end of ctx interrupts the turn. After Run, every call in the transcript has a result,
 // as model APIs require, unless ctx ended for another reason than errInterrupted: then the process ends, and
 // openTranscript adds the missing results later.
-func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record TurnRecorder, permits *permissionQueue) runner.Ended {
+func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record TurnRecorder, permits *permissionQueue) runner.TurnEnd {
 	t := &turn{Loop: l, query: q, record: record, permits: permits, tools: filterTools(l.Tools, q.Tools), said: said, model: q.Model}
 	if t.model == "" {
 		t.model = l.DefaultModel
 	}
 	ended, err := t.run(ctx)
 	if err != nil {
-		ended = runner.Ended{Outcome: runner.Failed, Code: "INTERNAL", Message: err.Error()}
+		ended = runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "INTERNAL", Message: err.Error()}
 	}
 	ended.Usage = t.usage
 	reason := "the turn ended before the call was run"
-	if ended.Outcome == runner.Interrupted {
+	if ended.Outcome == runner.OutcomeInterrupted {
 		if !isInterrupted(ctx) {
 			return ended
 		}
@@ -80,9 +80,9 @@ func (l *Loop) Run(ctx context.Context, q runner.Query, said *Transcript, record
 
 // run alternates between answers of the model and tool calls, until an answer has no call, ctx ends or the maximum
 // number of answers is reached. An error means that the transcript cannot be written.
-func (t *turn) run(ctx context.Context) (runner.Ended, error) {
+func (t *turn) run(ctx context.Context) (runner.TurnEnd, error) {
 	if err := t.said.AppendMessage(userMessage(t.query)); err != nil {
-		return runner.Ended{}, err
+		return runner.TurnEnd{}, err
 	}
 	limit, raise := t.MaxSteps, "SPOOL_AGENT_MAX_STEPS raises the limit"
 	switch {
@@ -95,7 +95,7 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 		answer, err := t.requestAnswer(ctx)
 		if !answer.Message.Partial || answer.Message.Text != "" {
 			if addErr := t.said.AppendMessage(answer.Message); addErr != nil {
-				return runner.Ended{}, addErr
+				return runner.TurnEnd{}, addErr
 			}
 		}
 		if err != nil {
@@ -105,17 +105,17 @@ func (t *turn) run(ctx context.Context) (runner.Ended, error) {
 			t.record.RecordEvent(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
 		}
 		if len(answer.Message.Calls) == 0 {
-			return runner.Ended{Outcome: runner.Completed, Result: answer.Message.Text}, nil
+			return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: answer.Message.Text}, nil
 		}
 		if err := t.runCalls(ctx, answer.Message.Calls); err != nil {
-			return runner.Ended{}, err
+			return runner.TurnEnd{}, err
 		}
 		if ctx.Err() != nil {
 			return interruptedEnd(), nil
 		}
 	}
-	return runner.Ended{
-		Outcome: runner.Failed, Code: "TURN_LIMIT",
+	return runner.TurnEnd{
+		Outcome: runner.OutcomeFailed, Code: "TURN_LIMIT",
 		Message: fmt.Sprintf("the model was asked %d times in one turn without coming to an end; %s", limit, raise),
 	}, nil
 }
@@ -144,18 +144,18 @@ const interruptedBeforeRun = "interrupted by the user before the call was run"
 func isInterrupted(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errInterrupted) }
 
 // interruptedEnd returns the outcome of a turn that was interrupted.
-func interruptedEnd() runner.Ended { return runner.Ended{Outcome: runner.Interrupted} }
+func interruptedEnd() runner.TurnEnd { return runner.TurnEnd{Outcome: runner.OutcomeInterrupted} }
 
 // modelErrorEnd returns the outcome of a turn that ends because the model did not answer.
-func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.Ended {
+func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.TurnEnd {
 	if ctx.Err() != nil {
 		return interruptedEnd()
 	}
 	var m *model.Error
 	if errors.As(err, &m) {
-		return runner.Ended{Outcome: runner.Failed, Code: m.Code, Message: m.Message}
+		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: m.Code, Message: m.Message}
 	}
-	return runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: err.Error()}
+	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: err.Error()}
 }
 
 // requestAnswer requests one answer of the model, and shows the pieces of the answer in blocks as they arrive.

@@ -46,7 +46,7 @@ type permissionRequest struct {
 	HasPaths  bool   `json:"hasPaths,omitempty"` // the call names files
 	Outside   string `json:"outside,omitempty"`  // a path of the call that is outside the workspace, as the model wrote it
 
-	Kind        permission.Kind        `json:"kind,omitempty"`
+	Kind        permission.CallKind    `json:"kind,omitempty"`
 	Paths       []string               `json:"paths,omitempty"` // relative to the workspace; see policyPaths
 	Command     string                 `json:"command,omitempty"`
 	Destructive bool                   `json:"destructive,omitempty"`

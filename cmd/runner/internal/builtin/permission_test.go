@@ -90,24 +90,24 @@ func TestPermit_WithoutPolicy_UsesTheRulesOfTheWorkspace(t *testing.T) {
 func TestPermit_WaitsForAPerson(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
-		end  func(*agent.Turn, runner.Verdict)
+		end  func(*agent.Turn, runner.ApprovalDecision)
 		want permissionReply
 	}{
-		"approved": {func(t *agent.Turn, v runner.Verdict) {
+		"approved": {func(t *agent.Turn, v runner.ApprovalDecision) {
 			v.Decision, v.Arguments = events.DecisionApprove, json.RawMessage(`{"path":"b"}`)
 			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Allowed: true, Arguments: json.RawMessage(`{"path":"b"}`)}},
-		"rejected": {func(t *agent.Turn, v runner.Verdict) {
+		"rejected": {func(t *agent.Turn, v runner.ApprovalDecision) {
 			v.Decision, v.Comment = events.DecisionReject, "no"
 			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "The user rejected this call: no"}},
-		"timed out": {func(t *agent.Turn, v runner.Verdict) {
+		"timed out": {func(t *agent.Turn, v runner.ApprovalDecision) {
 			v.Timeout = true
 			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "Nobody decided about this call in time, so that it was denied. Go on without it."}},
-		"retracted":   {func(t *agent.Turn, _ runner.Verdict) { t.RetractRequests("turn_ended") }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
-		"end of turn": {func(t *agent.Turn, _ runner.Verdict) { t.End(runner.Ended{Outcome: runner.Killed}) }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
-		"not encodable": {func(t *agent.Turn, v runner.Verdict) {
+		"retracted":   {func(t *agent.Turn, _ runner.ApprovalDecision) { t.RetractRequests("turn_ended") }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
+		"end of turn": {func(t *agent.Turn, _ runner.ApprovalDecision) { t.End(runner.TurnEnd{Outcome: runner.OutcomeKilled}) }, permissionReply{ID: "p1.1", Message: "The turn ended before anybody decided."}},
+		"not encodable": {func(t *agent.Turn, v runner.ApprovalDecision) {
 			v.Decision, v.Arguments = events.DecisionApprove, json.RawMessage(`{`)
 			t.ApplyVerdict(v)
 		}, permissionReply{ID: "p1.1", Message: "the decision cannot be sent to the agent: "}},
@@ -126,7 +126,7 @@ func TestPermit_WaitsForAPerson(t *testing.T) {
 			if err := json.Unmarshal(journal.Lines()[0].Data, &requested); err != nil || requested.Title != "two lines" || string(requested.Input) != `{"path":"a"}` {
 				t.Errorf("request %+v, %v", requested, err)
 			}
-			var v runner.Verdict
+			var v runner.ApprovalDecision
 			v.ApprovalID = runner.ApprovalID("exe_1", journal.Name(), requested.ApprovalID)
 			tc.end(turn, v)
 			r := replies(t, stdin)

@@ -32,7 +32,7 @@ type processReport struct {
 	Type       events.Type        `json:"type,omitempty"`
 	Data       json.RawMessage    `json:"data,omitempty"`
 	Permission *permissionRequest `json:"permission,omitempty"`
-	Ended      *runner.Ended      `json:"ended,omitempty"`
+	Ended      *runner.TurnEnd    `json:"ended,omitempty"`
 }
 
 // TurnRecorder receives the blocks and events of a turn of the built-in agent.

@@ -212,7 +212,7 @@ func findCLI(l agent.Launch) (string, error) {
 			return at, nil
 		}
 	}
-	return "", &runner.Error{
+	return "", &runner.CommandError{
 		Code:    "AGENT_NOT_FOUND",
 		Message: "Claude Code is not installed: no program `" + programName + "` on the sandbox's PATH; install it with `npm i -g @anthropic-ai/claude-code`",
 	}

@@ -150,7 +150,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 	}
 	l.Environ = []string{"PATH=.:" + dir + ":/no/such/folder"}
 	_, err := Adapter{}.Command(l)
-	var refusal *runner.Error
+	var refusal *runner.CommandError
 	if !errors.As(err, &refusal) || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, "npm i -g @anthropic-ai/claude-code") {
 		t.Fatalf("got %v", err)
 	}

@@ -284,7 +284,7 @@ func realTwoAtOnce(t *testing.T) {
 	b.DecideRequest(r[1], events.ApprovalDecided{Decision: events.DecisionReject, Comment: "NOT-THIS-ONE"})
 	b.DecideRequest(r[0], approval)
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Completed || !strings.Contains(e.Result, "ONE") || strings.Contains(e.Result, "TWO") || !strings.Contains(e.Result, "NOT-THIS-ONE") {
+	if e := x.Ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, "ONE") || strings.Contains(e.Result, "TWO") || !strings.Contains(e.Result, "NOT-THIS-ONE") {
 		t.Errorf("ended %+v%s", e, x)
 	}
 	if got := x.ApprovalResolutions(); len(got) != 2 || got[0].ApprovalID != r[1].ApprovalID || got[0].Outcome != events.OutcomeRejected || got[1].Outcome != events.OutcomeApproved {
@@ -297,7 +297,7 @@ func realInterruptWaiting(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("wait for me", asked))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("ended %+v%s", e, x)
 	}
 	if r := x.ApprovalRetractions(); len(r) != 1 || r[0].ApprovalID != x.ApprovalRequests()[0].ApprovalID || len(x.ApprovalResolutions()) != 0 {
@@ -318,7 +318,7 @@ func realKilledWaiting(t *testing.T) {
 	first := b.ReadUntilRequests(1, b.MustStartTurn("wait for me", asked))
 	b.Supervisor.Kill(t.Context())
 	first = b.ReadToEnd(first)
-	if e := first.Ended(); e.Outcome != runner.Killed || len(first.ApprovalRetractions()) != 1 || len(first.ApprovalResolutions()) != 0 {
+	if e := first.Ended(); e.Outcome != runner.OutcomeKilled || len(first.ApprovalRetractions()) != 1 || len(first.ApprovalResolutions()) != 0 {
 		t.Errorf("ended %+v, retractions %+v, resolutions %+v", e, first.ApprovalRetractions(), first.ApprovalResolutions())
 	}
 	again := func(attempt uint32) func(*runner.Query) {
@@ -336,7 +336,7 @@ func realKilledWaiting(t *testing.T) {
 		t.Fatal("a call that nobody approved was run")
 	}
 	third := b.RunTurnDeciding("wait for me", again(3), approve)
-	if r := third.ApprovalRequests(); len(r) != 1 || third.Ended().Outcome != runner.Completed || r[0].ApprovalID == first.ApprovalRequests()[0].ApprovalID {
+	if r := third.ApprovalRequests(); len(r) != 1 || third.Ended().Outcome != runner.OutcomeCompleted || r[0].ApprovalID == first.ApprovalRequests()[0].ApprovalID {
 		t.Errorf("requests %+v%s", r, third)
 	}
 	b.ReadFile("ran")

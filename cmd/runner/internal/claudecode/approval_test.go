@@ -83,7 +83,7 @@ func (st *stage) decide(n int, d events.ApprovalDecided) {
 	st.t.Helper()
 	requests := of[events.ApprovalRequested](st, "approval_requested")
 	d.ApprovalID = runner.ApprovalID("exe_1", st.journal.Name(), requests[n].ApprovalID)
-	st.turn.ApplyVerdict(runner.Verdict{ApprovalDecided: d})
+	st.turn.ApplyVerdict(runner.ApprovalDecision{ApprovalDecided: d})
 }
 
 func TestRequests_AreAnsweredWhenTheyEndWithoutADecision(t *testing.T) {
@@ -194,28 +194,28 @@ func TestCheck_DescribesACallForAPolicyWithRules(t *testing.T) {
 		rule        string // of a denial
 		ran         string // the input of an allowed call, if it is not the given one
 	}{
-		"a file":                         {"Read", file("a.txt"), permission.Call{Kind: permission.Read, Paths: inWorkspace("a.txt")}, "", file(root + "/a.txt")},
-		"a link to another folder":       {"Read", file("alias/key"), permission.Call{Kind: permission.Read, Paths: inWorkspace("secrets/key")}, "", file(root + "/secrets/key")},
-		"a link that leads out":          {"Write", file("out/a"), permission.Call{Kind: permission.Edit, Paths: elsewhere(outside + "/a")}, "", file(outside + "/a")},
-		"a link to what is not yet":      {"Write", file("dangling"), permission.Call{Kind: permission.Edit, Paths: elsewhere(outside + "/new")}, "", file(outside + "/new")},
-		"elsewhere":                      {"Read", file(" /etc/../etc/none"), permission.Call{Kind: permission.Read, Paths: elsewhere("/etc/none")}, "", file("/etc/none")},
-		"above":                          {"Write", file("../x"), permission.Call{Kind: permission.Edit, Paths: elsewhere(filepath.Dir(root) + "/x")}, "", file(filepath.Dir(root) + "/x")},
-		"home":                           {"Read", file("~/.ssh/id"), permission.Call{Kind: permission.Read, Paths: elsewhere(home + "/.ssh/id")}, "", file(home + "/.ssh/id")},
-		"the home of another":            {"Read", file("~root/.ssh"), permission.Call{Kind: permission.Read}, permission.RuleOutside, ""},
-		"NUL":                            {"Read", `{"file_path":"/a\u0000b"}`, permission.Call{Kind: permission.Read}, permission.RuleOutside, ""},
-		"below a file":                   {"Read", file("/etc/passwd/x"), permission.Call{Kind: permission.Read}, permission.RuleOutside, ""},
-		"a plan":                         {"Write", file(plans + "/a-b.md"), permission.Call{Kind: permission.Bookkeeping, Paths: elsewhere(plans + "/a-b.md")}, "", file(plans + "/a-b.md")},
-		"below the plans":                {"Write", file(plans + "/x/a.md"), permission.Call{Kind: permission.Edit, Paths: elsewhere(plans + "/x/a.md")}, "", file(plans + "/x/a.md")},
-		"a search without a path":        {"LS", `{}`, permission.Call{Kind: permission.Read, Paths: inWorkspace(".")}, "", `{}`},
-		"a pattern that leads out":       {"Glob", `{"pattern":"../*"}`, permission.Call{Kind: permission.Read}, permission.RuleOutside, ""},
-		"a tool that is left out":        {"Grep", `{"path":7}`, permission.Call{Kind: permission.Read, LeftOut: true}, "", `{"path":7}`},
-		"a command":                      {"Bash", `{"command":"rm x","Command":"ls"}`, permission.Call{Kind: permission.Shell, Command: "rm x"}, "", `{"command":"rm x","Command":"ls"}`},
-		"a command that is no text":      {"Bash", `{"command":["rm"]}`, permission.Call{Kind: permission.Shell}, ruleUnreadableRequest, ""},
-		"a host":                         {"WebFetch", `{"url":"http://a@EVIL.example:80/x"}`, permission.Call{Kind: permission.Network, Hosts: []string{"EVIL.example"}}, "", `{"url":"http://a@EVIL.example:80/x"}`},
-		"a URL that is read in two ways": {"WebFetch", `{"url":"http://evil.example\\@good.example/"}`, permission.Call{Kind: permission.Network}, ruleUnreadableRequest, ""},
-		"a URL without a host":           {"WebFetch", `{"url":"file:///etc/passwd"}`, permission.Call{Kind: permission.Network}, ruleUnreadableRequest, ""},
-		"a message to a sub-agent":       {"SendMessage", `{}`, permission.Call{Kind: permission.Agent}, "", `{}`},
-		"a tool that nobody knows":       {"New", `{}`, permission.Call{Kind: permission.Unknown}, "", `{}`},
+		"a file":                         {"Read", file("a.txt"), permission.Call{Kind: permission.KindRead, Paths: inWorkspace("a.txt")}, "", file(root + "/a.txt")},
+		"a link to another folder":       {"Read", file("alias/key"), permission.Call{Kind: permission.KindRead, Paths: inWorkspace("secrets/key")}, "", file(root + "/secrets/key")},
+		"a link that leads out":          {"Write", file("out/a"), permission.Call{Kind: permission.KindEdit, Paths: elsewhere(outside + "/a")}, "", file(outside + "/a")},
+		"a link to what is not yet":      {"Write", file("dangling"), permission.Call{Kind: permission.KindEdit, Paths: elsewhere(outside + "/new")}, "", file(outside + "/new")},
+		"elsewhere":                      {"Read", file(" /etc/../etc/none"), permission.Call{Kind: permission.KindRead, Paths: elsewhere("/etc/none")}, "", file("/etc/none")},
+		"above":                          {"Write", file("../x"), permission.Call{Kind: permission.KindEdit, Paths: elsewhere(filepath.Dir(root) + "/x")}, "", file(filepath.Dir(root) + "/x")},
+		"home":                           {"Read", file("~/.ssh/id"), permission.Call{Kind: permission.KindRead, Paths: elsewhere(home + "/.ssh/id")}, "", file(home + "/.ssh/id")},
+		"the home of another":            {"Read", file("~root/.ssh"), permission.Call{Kind: permission.KindRead}, permission.RuleOutsideWorkspace, ""},
+		"NUL":                            {"Read", `{"file_path":"/a\u0000b"}`, permission.Call{Kind: permission.KindRead}, permission.RuleOutsideWorkspace, ""},
+		"below a file":                   {"Read", file("/etc/passwd/x"), permission.Call{Kind: permission.KindRead}, permission.RuleOutsideWorkspace, ""},
+		"a plan":                         {"Write", file(plans + "/a-b.md"), permission.Call{Kind: permission.KindBookkeeping, Paths: elsewhere(plans + "/a-b.md")}, "", file(plans + "/a-b.md")},
+		"below the plans":                {"Write", file(plans + "/x/a.md"), permission.Call{Kind: permission.KindEdit, Paths: elsewhere(plans + "/x/a.md")}, "", file(plans + "/x/a.md")},
+		"a search without a path":        {"LS", `{}`, permission.Call{Kind: permission.KindRead, Paths: inWorkspace(".")}, "", `{}`},
+		"a pattern that leads out":       {"Glob", `{"pattern":"../*"}`, permission.Call{Kind: permission.KindRead}, permission.RuleOutsideWorkspace, ""},
+		"a tool that is left out":        {"Grep", `{"path":7}`, permission.Call{Kind: permission.KindRead, LeftOut: true}, "", `{"path":7}`},
+		"a command":                      {"Bash", `{"command":"rm x","Command":"ls"}`, permission.Call{Kind: permission.KindShell, Command: "rm x"}, "", `{"command":"rm x","Command":"ls"}`},
+		"a command that is no text":      {"Bash", `{"command":["rm"]}`, permission.Call{Kind: permission.KindShell}, ruleUnreadableRequest, ""},
+		"a host":                         {"WebFetch", `{"url":"http://a@EVIL.example:80/x"}`, permission.Call{Kind: permission.KindNetwork, Hosts: []string{"EVIL.example"}}, "", `{"url":"http://a@EVIL.example:80/x"}`},
+		"a URL that is read in two ways": {"WebFetch", `{"url":"http://evil.example\\@good.example/"}`, permission.Call{Kind: permission.KindNetwork}, ruleUnreadableRequest, ""},
+		"a URL without a host":           {"WebFetch", `{"url":"file:///etc/passwd"}`, permission.Call{Kind: permission.KindNetwork}, ruleUnreadableRequest, ""},
+		"a message to a sub-agent":       {"SendMessage", `{}`, permission.Call{Kind: permission.KindAgent}, "", `{}`},
+		"a tool that nobody knows":       {"New", `{}`, permission.Call{Kind: permission.KindUnknown}, "", `{}`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -30,7 +30,7 @@ func checkToolNames(l agent.Launch) error {
 	for field, names := range map[string][]string{"allow": l.Tools.Allow, "deny": l.Tools.Deny} {
 		for i, name := range names {
 			if !toolNamePattern.MatchString(name) {
-				return &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("query.tools.%s[%d]: %q is not a tool's name", field, i, name)}
+				return &runner.CommandError{Code: "INVALID_COMMAND", Message: fmt.Sprintf("query.tools.%s[%d]: %q is not a tool's name", field, i, name)}
 			}
 		}
 	}

@@ -150,7 +150,7 @@ func realSubagents(t *testing.T) {
 	if len(spawned) != 1 || spawned[0].Name != "reviewer" || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Fatalf("spawned %+v", spawned)
 	}
-	if said := slices.IndexFunc(x.Lines, func(l runner.Line) bool {
+	if said := slices.IndexFunc(x.Lines, func(l runner.JournalLine) bool {
 		return l.ConversationID == spawned[0].Conversation && strings.Contains(string(l.Data), "The reviewer looked")
 	}); said < 0 {
 		t.Errorf("nothing of the sub-agent in its conversation\n%s", x)
@@ -292,7 +292,7 @@ func realTurns(t *testing.T) {
 	b := agenttest.NewHarnessWithScript(t, subject, agenttest.ScriptOfRules(t, rule+"      - text: All the rounds.\n"))
 	with := func(q *runner.Query) { q.MaxTurns = 2 }
 	for range 2 { // each turn has its own
-		if e := b.RunTurn("go round", with).Ended(); e.Outcome != runner.Failed || e.Code != "TURN_LIMIT" {
+		if e := b.RunTurn("go round", with).Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "TURN_LIMIT" {
 			t.Errorf("ended %+v", e)
 		}
 	}

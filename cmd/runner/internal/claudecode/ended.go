@@ -98,22 +98,22 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 
 // turnOutcome returns the outcome of the turn for a result line. The turn has failed if is_error is set, because subtype is success for some
 // failures too.
-func (s *session) turnOutcome(r resultLine) runner.Ended {
+func (s *session) turnOutcome(r resultLine) runner.TurnEnd {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
 	case !r.IsError:
-		return runner.Ended{Outcome: runner.Completed, Result: r.Result}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: r.Result}
 	case s.isInterrupted() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
-		return runner.Ended{Outcome: runner.Interrupted}
+		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 	case r.Subtype == "success":
-		return runner.Ended{Outcome: runner.Failed, Code: modelErrorCode(r.APIErrorStatus, s.turn.why), Message: message}
+		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: modelErrorCode(r.APIErrorStatus, s.turn.why), Message: message}
 	}
 	code := "AGENT_PROTOCOL"
 	if r.Subtype == "error_max_turns" {
 		code = "TURN_LIMIT"
 	}
-	return runner.Ended{
-		Outcome: runner.Failed, Code: code,
+	return runner.TurnEnd{
+		Outcome: runner.OutcomeFailed, Code: code,
 		Message: fmt.Sprintf("the agent gave up (%s): %s", cmp.Or(r.TerminalReason, r.Subtype), message),
 	}
 }

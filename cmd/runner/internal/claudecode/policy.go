@@ -44,27 +44,27 @@ var pathArguments = map[string]struct {
 }
 
 // toolsByKind lists the CLI's own tools by the permission kind of their calls.
-var toolsByKind = map[permission.Kind][]string{
-	permission.Read:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
-	permission.Edit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
-	permission.Shell: {"Bash", "BashOutput", "KillBash", "KillShell"},
-	permission.Agent: {"Agent", "Task", "SendMessage"},
-	permission.Bookkeeping: {
+var toolsByKind = map[permission.CallKind][]string{
+	permission.KindRead:  {"Read", "Glob", "Grep", "LS", "NotebookRead"},
+	permission.KindEdit:  {"Write", "Edit", "MultiEdit", "NotebookEdit"},
+	permission.KindShell: {"Bash", "BashOutput", "KillBash", "KillShell"},
+	permission.KindAgent: {"Agent", "Task", "SendMessage"},
+	permission.KindBookkeeping: {
 		"TodoWrite", "TodoRead", "TaskCreate", "TaskGet", "TaskList", "TaskUpdate", "TaskOutput", "TaskStop",
 		"Skill", "SlashCommand", "ToolSearch", "ReportFindings", "WaitForMcpServers", enterPlanMode,
 	},
-	permission.Network:  {"WebFetch", "WebSearch"},
-	permission.Question: {askUserQuestion, exitPlanMode},
+	permission.KindNetwork:  {"WebFetch", "WebSearch"},
+	permission.KindQuestion: {askUserQuestion, exitPlanMode},
 }
 
 // toolKind returns the permission kind of a tool of the CLI itself.
-func toolKind(tool string) permission.Kind {
+func toolKind(tool string) permission.CallKind {
 	for kind, tools := range toolsByKind {
 		if slices.Contains(tools, tool) {
 			return kind
 		}
 	}
-	return permission.Unknown
+	return permission.KindUnknown
 }
 
 // asksAboutEachCall reports whether the CLI has to request a permission for every tool call. It must if the policy may decide differently from the
@@ -79,7 +79,7 @@ func asksAboutEachCall(l agent.Launch) bool {
 func deniedQuestionTools(l agent.Launch) []string {
 	policy, err := permission.New(l.Permissions, events.ExecutionPermissions{})
 	isAsked := func(tool string) bool {
-		c := permission.Call{Tool: tool, Kind: permission.Question, Named: slices.Contains(l.Tools.Allow, tool)}
+		c := permission.Call{Tool: tool, Kind: permission.KindQuestion, Named: slices.Contains(l.Tools.Allow, tool)}
 		return err == nil && asksAboutEachCall(l) && policy.Decide(c).Action == events.PermissionAsk
 	}
 	var out []string
@@ -134,17 +134,17 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide 
 		return c
 	}
 	if served {
-		c.Kind, c.Destructive = permission.Server, s.destructive[tool]
+		c.Kind, c.Destructive = permission.KindMCPTool, s.destructive[tool]
 		return c
 	}
 	switch c.Kind {
-	case permission.Read, permission.Edit:
+	case permission.KindRead, permission.KindEdit:
 		return s.addPath(c, args)
-	case permission.Shell:
+	case permission.KindShell:
 		if c.Command = textArgument(args, "command"); c.Command == "" && tool == "Bash" && s.checked {
 			return c.withDenial(ruleUnreadableRequest, "command is missing")
 		}
-	case permission.Network:
+	case permission.KindNetwork:
 		return s.addHost(c, args)
 	}
 	return c
@@ -181,7 +181,7 @@ func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) ca
 		// A pattern can contain a path.
 		var p string
 		if json.Unmarshal(pattern, &p) != nil || filepath.IsAbs(p) || strings.HasPrefix(p, "~") || slices.Contains(strings.Split(p, "/"), "..") {
-			return c.withDenial(permission.RuleOutside, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
+			return c.withDenial(permission.RuleOutsideWorkspace, fmt.Sprintf("The pattern %s leads out of the folder that is searched. Pass another folder as path.", pattern))
 		}
 	}
 	path = strings.TrimFunc(path, isJavaScriptSpace)
@@ -195,20 +195,20 @@ func (s policyScope) addPath(c callToDecide, args map[string]json.RawMessage) ca
 	if rel, ok := pathInside(s.root, path); ok {
 		return s.addInsidePath(c, args, where.argument, rel)
 	}
-	if real, ok := s.resolveSkillFile(path); ok && c.Kind == permission.Read {
+	if real, ok := s.resolveSkillFile(path); ok && c.Kind == permission.KindRead {
 		c.Paths = []permission.Path{{Path: real, Outside: true, Skill: true}}
 		return c.withArgument(args, where.argument, real)
 	}
 	if !s.checked { // denied whatever it is
-		return c.withDenial(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
+		return c.withDenial(permission.RuleOutsideWorkspace, fmt.Sprintf("%s is outside of the workspace %s, and the workspace policy allows files inside it only.", path, s.root))
 	}
 	real, err := s.resolveOutsidePath(path)
 	if err != nil {
-		return c.withDenial(permission.RuleOutside, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
+		return c.withDenial(permission.RuleOutsideWorkspace, fmt.Sprintf("%q is outside of the workspace %s, or cannot be resolved: %v.", path, s.root, err))
 	}
 	c.Paths = []permission.Path{{Path: real, Outside: true}}
 	if s.isPlanPath(real) {
-		c.Kind = permission.Bookkeeping
+		c.Kind = permission.KindBookkeeping
 	}
 	return c.withArgument(args, where.argument, real)
 }
@@ -224,7 +224,7 @@ func (s policyScope) addInsidePath(c callToDecide, args map[string]json.RawMessa
 		}
 		real, err := resolveLinks(given)
 		if err != nil || !isWithin(root, real) {
-			return c.withDenial(permission.RuleOutside, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
+			return c.withDenial(permission.RuleOutsideWorkspace, fmt.Sprintf("%s is outside of the workspace %s.", given, s.root))
 		}
 		if rel, err = filepath.Rel(root, real); err != nil {
 			return c.withDenial(ruleUnreadableRequest, argument+" cannot be resolved")

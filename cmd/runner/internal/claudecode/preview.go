@@ -35,7 +35,7 @@ func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 	p := &r.Preview
 	about := strings.Join(p.Paths, ", ")
 	switch {
-	case c.Kind == permission.Shell:
+	case c.Kind == permission.KindShell:
 		p.Command, r.Reason = c.Command, textArgument(args, "description")
 		about = c.Command
 	case c.Tool == askUserQuestion:
@@ -54,7 +54,7 @@ func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 		if p.Text = textArgument(args, "pattern"); p.Text != "" {
 			about = p.Text + " in " + about
 		}
-	case c.Kind == permission.Network:
+	case c.Kind == permission.KindNetwork:
 		p.URL, p.Text = textArgument(args, "url"), textArgument(args, "prompt")+textArgument(args, "query")
 		about = p.URL + textArgument(args, "query")
 	case isSubagentTool(c.Tool):
@@ -164,7 +164,7 @@ func readSmallFile(root, path string) (string, bool) {
 
 // isPlanCall reports whether a call writes or reads a plan file of plan mode.
 func (s policyScope) isPlanCall(c callToDecide) bool {
-	return c.Kind == permission.Bookkeeping && len(c.Paths) == 1 && s.isPlanPath(c.Paths[0].Path)
+	return c.Kind == permission.KindBookkeeping && len(c.Paths) == 1 && s.isPlanPath(c.Paths[0].Path)
 }
 
 // planText returns the plan that the agent wants a person to approve: from the arguments of the call, or else from the

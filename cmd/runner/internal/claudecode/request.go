@@ -55,7 +55,7 @@ func (s *session) requestPermission(id string, q cliRequest, readable bool, t *a
 		})
 		return s.sendControlResponse(id, permissionResult{Behavior: "deny", Message: outsideTurnMessage})
 	}
-	c := callToDecide{Call: permission.Call{Tool: q.ToolName, Kind: permission.Unknown}}.withDenial(ruleUnreadableRequest, "the request cannot be read")
+	c := callToDecide{Call: permission.Call{Tool: q.ToolName, Kind: permission.KindUnknown}}.withDenial(ruleUnreadableRequest, "the request cannot be read")
 	if readable {
 		c = s.scope.checkCall(q.ToolName, q.Input)
 	}
@@ -162,7 +162,7 @@ func (s *session) handleElicitation(id string, q cliRequest, t *agent.Turn) erro
 		return s.sendControlResponse(id, elicitationResult{Action: "cancel"})
 	}
 	r := agent.PermissionRequest{
-		Key: id, Call: permission.Call{Tool: mcpToolPrefix + q.Server, Kind: permission.Question}, Kind: events.ApprovalElicitation,
+		Key: id, Call: permission.Call{Tool: mcpToolPrefix + q.Server, Kind: permission.KindQuestion}, Kind: events.ApprovalElicitation,
 		Title: q.Server + ": " + firstNonEmptyLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: bytes.Clone(q.Schema),
 	}
 	var sent error

@@ -51,7 +51,7 @@ func (st *stage) prints(lines ...string) *stage {
 	return st
 }
 
-func (st *stage) ended() runner.Ended {
+func (st *stage) ended() runner.TurnEnd {
 	st.t.Helper()
 	if st.turn.Ended() == nil {
 		st.t.Fatal("the turn goes on")
@@ -149,7 +149,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 			t.Errorf("%s: answered %q, want %q", id, got[id], want)
 		}
 	}
-	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleShell || d[1].Rule != ruleUnreadableRequest || d[2].Rule != ruleUnreadableRequest {
+	if d := of[events.PermissionDecided](st, "permission_decided"); len(d) != 3 || d[0].Rule != permission.RuleSandboxedShell || d[1].Rule != ruleUnreadableRequest || d[2].Rule != ruleUnreadableRequest {
 		t.Errorf("decisions %+v", d)
 	}
 }
@@ -191,7 +191,7 @@ func TestInterruptIsRepeated(t *testing.T) {
 		t.Errorf("sent %s", sent[before:])
 	}
 	st.prints(`{"type":"result","subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_streaming"}`)
-	if e := st.ended(); e.Outcome != runner.Interrupted {
+	if e := st.ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("ended %+v", e)
 	}
 }
@@ -200,18 +200,18 @@ func TestTurnEnd_HasTheCodeOfItsResult(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		result string
-		want   runner.Ended
+		want   runner.TurnEnd
 	}{
-		"answered":        {done, runner.Ended{Outcome: runner.Completed, Result: "ok"}},
-		"401":             {`{"subtype":"success","is_error":true,"api_error_status":401,"result":"key"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_UNAUTHORIZED", Message: "key"}},
-		"403":             {`{"subtype":"success","is_error":true,"api_error_status":403,"result":"key"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_UNAUTHORIZED", Message: "key"}},
-		"404":             {`{"subtype":"success","is_error":true,"api_error_status":404,"result":"no"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_NOT_FOUND", Message: "no"}},
-		"429":             {`{"subtype":"success","is_error":true,"api_error_status":429,"result":"slow"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_RATE_LIMITED", Message: "slow"}},
-		"529":             {`{"subtype":"success","is_error":true,"api_error_status":529,"result":"busy"}`, runner.Ended{Outcome: runner.Failed, Code: "MODEL_ERROR", Message: "busy"}},
-		"stop not asked":  {`{"subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_tools","errors":["x"]}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (aborted_tools): x"}},
-		"too many turns":  {`{"subtype":"error_max_turns","is_error":true,"terminal_reason":"max_turns"}`, runner.Ended{Outcome: runner.Failed, Code: "TURN_LIMIT", Message: "the agent gave up (max_turns): error_max_turns"}},
-		"at the start":    {`{"subtype":"error_during_execution","is_error":true,"errors":["No conversation found"]}`, runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (error_during_execution): No conversation found"}},
-		"nothing is said": {`{}`, runner.Ended{Outcome: runner.Completed}},
+		"answered":        {done, runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: "ok"}},
+		"401":             {`{"subtype":"success","is_error":true,"api_error_status":401,"result":"key"}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_UNAUTHORIZED", Message: "key"}},
+		"403":             {`{"subtype":"success","is_error":true,"api_error_status":403,"result":"key"}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_UNAUTHORIZED", Message: "key"}},
+		"404":             {`{"subtype":"success","is_error":true,"api_error_status":404,"result":"no"}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_NOT_FOUND", Message: "no"}},
+		"429":             {`{"subtype":"success","is_error":true,"api_error_status":429,"result":"slow"}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_RATE_LIMITED", Message: "slow"}},
+		"529":             {`{"subtype":"success","is_error":true,"api_error_status":529,"result":"busy"}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: "busy"}},
+		"stop not asked":  {`{"subtype":"error_during_execution","is_error":true,"terminal_reason":"aborted_tools","errors":["x"]}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (aborted_tools): x"}},
+		"too many turns":  {`{"subtype":"error_max_turns","is_error":true,"terminal_reason":"max_turns"}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "TURN_LIMIT", Message: "the agent gave up (max_turns): error_max_turns"}},
+		"at the start":    {`{"subtype":"error_during_execution","is_error":true,"errors":["No conversation found"]}`, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: "the agent gave up (error_during_execution): No conversation found"}},
+		"nothing is said": {`{}`, runner.TurnEnd{Outcome: runner.OutcomeCompleted}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -230,10 +230,10 @@ func TestUsageIsTheTurns(t *testing.T) {
 		return fmt.Sprintf(`{"type":"result","subtype":"success","total_cost_usd":%g,"modelUsage":{"a":{"inputTokens":%d,"outputTokens":%d},"b":{"cacheReadInputTokens":5}}}`, cost, input, output)
 	}
 	st := newStage(t)
-	for i, want := range []runner.Ended{
-		{Outcome: runner.Completed, CostUSD: 0.5, Usage: events.Usage{InputTokens: 100, OutputTokens: 10, CacheReadTokens: 5}},
-		{Outcome: runner.Completed, CostUSD: 0.25, Usage: events.Usage{InputTokens: 50, OutputTokens: 5}},
-		{Outcome: runner.Completed, CostUSD: 0.125, Usage: events.Usage{InputTokens: 7, OutputTokens: 1}}, // /clear reset the sums
+	for i, want := range []runner.TurnEnd{
+		{Outcome: runner.OutcomeCompleted, CostUSD: 0.5, Usage: events.Usage{InputTokens: 100, OutputTokens: 10, CacheReadTokens: 5}},
+		{Outcome: runner.OutcomeCompleted, CostUSD: 0.25, Usage: events.Usage{InputTokens: 50, OutputTokens: 5}},
+		{Outcome: runner.OutcomeCompleted, CostUSD: 0.125, Usage: events.Usage{InputTokens: 7, OutputTokens: 1}}, // /clear reset the sums
 	} {
 		line := []string{sum(100, 10, 0.5), sum(150, 15, 0.75), sum(7, 1, 0.125)}[i]
 		if got := st.begin().prints(line).ended(); got != want {

@@ -34,10 +34,10 @@ func runCommand(t *testing.T, stdin string, args ...string) result {
 	return result{out.String(), errs.String(), cmd.ProcessState.ExitCode()}
 }
 
-func printed(t *testing.T, out string) (lines []runner.Line) {
+func printed(t *testing.T, out string) (lines []runner.JournalLine) {
 	t.Helper()
 	for raw := range strings.Lines(out) {
-		var l runner.Line
+		var l runner.JournalLine
 		if err := json.Unmarshal([]byte(raw), &l); err != nil {
 			t.Fatalf("%v: %s", err, raw)
 		}
@@ -52,11 +52,11 @@ func TestExecuteQuery_ReturnsItsExitCode(t *testing.T) {
 		script string
 		more   []string
 		code   int
-		want   runner.Ended
+		want   runner.TurnEnd
 	}{
-		"completed": {"say hi", nil, 0, runner.Ended{Outcome: runner.Completed}},
-		"failed":    {"exit 3", nil, 1, runner.Ended{Outcome: runner.Failed, Code: "AGENT_EXITED"}},
-		"missing":   {"say hi", []string{"--model", "missing"}, 1, runner.Ended{Outcome: runner.Failed, Code: "AGENT_NOT_FOUND"}},
+		"completed": {"say hi", nil, 0, runner.TurnEnd{Outcome: runner.OutcomeCompleted}},
+		"failed":    {"exit 3", nil, 1, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_EXITED"}},
+		"missing":   {"say hi", []string{"--model", "missing"}, 1, runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_NOT_FOUND"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -97,7 +97,7 @@ func TestRunnerTakesEveryNameOfAnArchitecture(t *testing.T) {
 		if r.code != 0 {
 			t.Fatalf("%s: exit code %d: %s%s", alias, r.code, r.out, r.err)
 		}
-		if e := ended(t, printed(t, r.out)); e.Outcome != runner.Completed {
+		if e := ended(t, printed(t, r.out)); e.Outcome != runner.OutcomeCompleted {
 			t.Errorf("%s: end %+v", alias, e)
 		}
 		r = runCommand(t, "", "read-session-transcript", "--architecture", alias, "--agent-session", "s-1", "--workspace", t.TempDir(), "--state", t.TempDir())
@@ -132,7 +132,7 @@ func TestExecuteQueryInterrupted(t *testing.T) {
 	}
 	lines := printed(t, out.String())
 	check(t, lines)
-	if e := ended(t, lines); e.Outcome != runner.Interrupted {
+	if e := ended(t, lines); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("end %+v", e)
 	}
 }

@@ -53,7 +53,7 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 		SessionID: c.SessionID, ExecutionID: execution, Attempt: 1, Architecture: c.Architecture, Model: c.Model,
 		Content: c.Message, Policy: runner.PolicyWorkspace, Resume: c.Resume,
 	}
-	var ended runner.Ended
+	var ended runner.TurnEnd
 	err = w.runWithReaping(ctx, func(whole context.Context) error {
 		ended, err = w.runSingleQuery(ctx, whole, sys, q)
 		return err
@@ -62,9 +62,9 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 		return err
 	}
 	switch ended.Outcome {
-	case runner.Completed:
+	case runner.OutcomeCompleted:
 		return nil
-	case runner.Interrupted, runner.Killed:
+	case runner.OutcomeInterrupted, runner.OutcomeKilled:
 		return silentExit(exitInterrupted)
 	}
 	return silentExit(exitFailed)
@@ -72,7 +72,7 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 
 // runSingleQuery runs one query and prints its journal. When ctx ends it interrupts the turn, and ends the agent if the turn
 // has not ended ten seconds later. whole is the context of the supervisor, which outlives ctx.
-func (w *agentRuntime) runSingleQuery(ctx, whole context.Context, sys *System, q runner.Query) (runner.Ended, error) {
+func (w *agentRuntime) runSingleQuery(ctx, whole context.Context, sys *System, q runner.Query) (runner.TurnEnd, error) {
 	whole, stop := context.WithCancel(whole)
 	finished := make(chan error, 1)
 	if refusal := w.supervisor.Start(q); refusal != nil {
@@ -94,33 +94,33 @@ func (w *agentRuntime) runSingleQuery(ctx, whole context.Context, sys *System, q
 
 // printRefusal prints a journal line with the end of a query that the supervisor refused, so that a reader of the
 // journal learns about it.
-func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.Error) (runner.Ended, error) {
-	ended := runner.Ended{Outcome: runner.Failed, Code: e.Code, Message: e.Message}
+func (w *agentRuntime) printRefusal(sys *System, q runner.Query, e *runner.CommandError) (runner.TurnEnd, error) {
+	ended := runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: e.Code, Message: e.Message}
 	data, err := json.Marshal(ended)
 	if err != nil {
 		return ended, err
 	}
-	w.journal.Append(context.Background(), runner.Line{Type: runner.TurnEnded, Time: time.Now().UTC(), ExecutionID: q.ExecutionID, Data: data})
+	w.journal.Append(context.Background(), runner.JournalLine{Type: runner.TurnEnded, Time: time.Now().UTC(), ExecutionID: q.ExecutionID, Data: data})
 	return w.printJournal(sys)
 }
 
 // printJournal prints the journal's lines until the turn has ended, and returns the outcome of the turn.
-func (w *agentRuntime) printJournal(sys *System) (runner.Ended, error) {
+func (w *agentRuntime) printJournal(sys *System) (runner.TurnEnd, error) {
 	var after uint64
 	for {
 		lines, changed := w.journal.LinesAfter(after, 1<<20)
 		for _, raw := range lines {
-			var l runner.Line
+			var l runner.JournalLine
 			if err := json.Unmarshal(raw, &l); err != nil {
-				return runner.Ended{}, fmt.Errorf("journal line: %w", err)
+				return runner.TurnEnd{}, fmt.Errorf("journal line: %w", err)
 			}
 			if _, err := sys.Stdout.Write(append(bytes.Clone(raw), '\n')); err != nil {
-				return runner.Ended{}, fmt.Errorf("print line %d: %w", l.N, err)
+				return runner.TurnEnd{}, fmt.Errorf("print line %d: %w", l.N, err)
 			}
 			after = l.N
 			w.journal.TrimUpTo(after)
 			if l.Type == runner.TurnEnded {
-				var e runner.Ended
+				var e runner.TurnEnd
 				err := json.Unmarshal(l.Data, &e)
 				return e, err
 			}

@@ -151,7 +151,7 @@ type client struct {
 	hello    runner.Hello
 	refused  *runner.Reply       // in place of hello
 	messages chan runner.Message // closed with the connection
-	lines    []runner.Line
+	lines    []runner.JournalLine
 	id       uint64
 }
 
@@ -175,7 +175,7 @@ func (s *served) seal() net.Conn {
 		}
 	}
 	c := s.dial()
-	sealed, err := runner.Seal(s.secret, c, c)
+	sealed, err := runner.OpenSealedStream(s.secret, c, c)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -196,7 +196,7 @@ func (s *served) attach(epoch, after uint64) *client {
 			}
 			var m runner.Message
 			if err := json.Unmarshal(raw, &m); err != nil {
-				m.Reply = &runner.Reply{Error: &runner.Error{Code: "TEST", Message: err.Error()}}
+				m.Reply = &runner.Reply{Error: &runner.CommandError{Code: "TEST", Message: err.Error()}}
 			}
 			c.messages <- m
 		}
@@ -269,7 +269,7 @@ func (c *client) start(execution, script string, change ...func(*runner.Query)) 
 }
 
 // until reads lines up to one of the type, and returns it.
-func (c *client) until(typ events.Type) runner.Line {
+func (c *client) until(typ events.Type) runner.JournalLine {
 	c.t.Helper()
 	for i, l := range c.lines {
 		if l.Type == typ {
@@ -290,7 +290,7 @@ func (c *client) until(typ events.Type) runner.Line {
 }
 
 // journal reads all lines up to the execution's end, and checks the invariants of a journal.
-func (c *client) journal(execution string) []runner.Line {
+func (c *client) journal(execution string) []runner.JournalLine {
 	c.t.Helper()
 	lines := c.lines
 	c.lines = nil
@@ -308,7 +308,7 @@ func (c *client) journal(execution string) []runner.Line {
 }
 
 // run runs one query from start to end.
-func (c *client) run(execution, script string, change ...func(*runner.Query)) []runner.Line {
+func (c *client) run(execution, script string, change ...func(*runner.Query)) []runner.JournalLine {
 	c.t.Helper()
 	if r := c.start(execution, script, change...); r.Error != nil {
 		c.t.Fatal(r.Error)

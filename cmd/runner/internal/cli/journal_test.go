@@ -14,7 +14,7 @@ var betweenTurns = []events.Type{"file_created", "file_modified", "file_deleted"
 
 // check checks the invariants of a journal: its numbers have no gaps; for each execution the start comes first, and the
 // end once and last; and no block is left open.
-func check(t *testing.T, lines []runner.Line) {
+func check(t *testing.T, lines []runner.JournalLine) {
 	t.Helper()
 	open := map[string]string{}
 	text := map[string]int{}
@@ -39,7 +39,7 @@ func check(t *testing.T, lines []runner.Line) {
 				open[b.ID] = l.ExecutionID
 			}
 		case events.TextDelta:
-			d := decode[runner.Delta](t, l)
+			d := decode[runner.TextDelta](t, l)
 			if open[d.BlockID] == "" || int(d.Offset) != text[d.BlockID] {
 				t.Errorf("delta at %d of block %s, open %q, want offset %d", d.Offset, d.BlockID, open[d.BlockID], text[d.BlockID])
 			}
@@ -61,7 +61,7 @@ func check(t *testing.T, lines []runner.Line) {
 	}
 }
 
-func decode[T any](t *testing.T, l runner.Line) T {
+func decode[T any](t *testing.T, l runner.JournalLine) T {
 	t.Helper()
 	var v T
 	if err := json.Unmarshal(l.Data, &v); err != nil {
@@ -70,13 +70,13 @@ func decode[T any](t *testing.T, l runner.Line) T {
 	return v
 }
 
-func ended(t *testing.T, lines []runner.Line) runner.Ended {
+func ended(t *testing.T, lines []runner.JournalLine) runner.TurnEnd {
 	t.Helper()
-	return decode[runner.Ended](t, lines[len(lines)-1])
+	return decode[runner.TurnEnd](t, lines[len(lines)-1])
 }
 
 // find returns the first line of a type.
-func find[T events.Payload](t *testing.T, lines []runner.Line) T {
+func find[T events.Payload](t *testing.T, lines []runner.JournalLine) T {
 	t.Helper()
 	var zero T
 	for _, l := range lines {

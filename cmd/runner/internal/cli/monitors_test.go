@@ -15,7 +15,7 @@ import (
 )
 
 // files returns the lines about files, with their execution.
-func files(t *testing.T, lines []runner.Line) (out []string) {
+func files(t *testing.T, lines []runner.JournalLine) (out []string) {
 	t.Helper()
 	for _, l := range lines {
 		var d struct{ Path string }
@@ -62,7 +62,7 @@ func TestFiles_OfATurnAreReported(t *testing.T) {
 const megabyte = 1 << 20
 
 // errorsOf returns the lines of type error.
-func errorsOf(t *testing.T, lines []runner.Line) (out []events.Error) {
+func errorsOf(t *testing.T, lines []runner.JournalLine) (out []events.Error) {
 	t.Helper()
 	for _, l := range lines {
 		if l.Type == (events.Error{}).EventType() {
@@ -91,7 +91,7 @@ func TestDiskLimitEndsTheTurn(t *testing.T) {
 			lines := c.run("exe_1", "shell "+fill)
 			took := time.Since(began)
 			e := ended(t, lines)
-			if e.Outcome != runner.Failed || e.Code != "DISK_LIMIT" || !strings.Contains(e.Message, "33554432") {
+			if e.Outcome != runner.OutcomeFailed || e.Code != "DISK_LIMIT" || !strings.Contains(e.Message, "33554432") {
 				t.Fatalf("end %+v", e)
 			}
 			if errs := errorsOf(t, lines); len(errs) != 1 || errs[0].Code != "DISK_LIMIT" || errs[0].Message != e.Message {
@@ -122,7 +122,7 @@ func TestDiskLimitEndsTheTurn(t *testing.T) {
 			if name == "many files" {
 				return
 			}
-			if e := ended(t, c.run("exe_3", "say yes")); e.Outcome != runner.Completed {
+			if e := ended(t, c.run("exe_3", "say yes")); e.Outcome != runner.OutcomeCompleted {
 				t.Errorf("below the limit again: %+v", e)
 			}
 			if st := c.ask(runner.Command{Op: runner.OpStatus}).Status; st.DiskBytes >= limit || st.DiskBytes == 0 {
@@ -163,7 +163,7 @@ func TestDiskCountsWhatIsAllocated(t *testing.T) {
 	s := serveRunner(t, "--disk-limit", fmt.Sprint(64*megabyte))
 	c := s.attach(1, 0)
 	c.run("exe_1", "shell truncate -s 10G sparse; head -c 20000000 /dev/zero >f; for i in 1 2 3 4 5 6 7 8 9; do ln f f$i; done; sync")
-	if e := ended(t, c.run("exe_2", "shell sleep 0.6")); e.Outcome != runner.Completed {
+	if e := ended(t, c.run("exe_2", "shell sleep 0.6")); e.Outcome != runner.OutcomeCompleted {
 		t.Errorf("end %+v", e)
 	}
 }

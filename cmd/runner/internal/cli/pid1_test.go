@@ -77,7 +77,7 @@ func TestServe_AsPID1EndsWithItsDescendants(t *testing.T) {
 	if err := s.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if e := decode[runner.Ended](t, c.until(runner.TurnEnded)); e.Outcome != runner.Killed {
+	if e := decode[runner.TurnEnd](t, c.until(runner.TurnEnded)); e.Outcome != runner.OutcomeKilled {
 		t.Errorf("end %+v", e)
 	}
 	s.gone()

@@ -11,7 +11,7 @@ import (
 )
 
 // nowhere fails the test if a line has the text.
-func nowhere(t *testing.T, lines []runner.Line, text string) {
+func nowhere(t *testing.T, lines []runner.JournalLine, text string) {
 	t.Helper()
 	for _, l := range lines {
 		raw, err := json.Marshal(l)

@@ -23,7 +23,7 @@ func TestStrayOutputBecomesLines(t *testing.T) {
 		`big 52428800`,
 		`say after all`,
 	}, "\n"))
-	if e := ended(t, lines); e.Outcome != runner.Completed {
+	if e := ended(t, lines); e.Outcome != runner.OutcomeCompleted {
 		t.Fatalf("end %+v", e)
 	}
 	var got []string
@@ -64,7 +64,7 @@ func TestAgentExit_EndsTheTurn(t *testing.T) {
 	c := serveRunner(t).attach(1, 0)
 	lines := c.run("exe_1", "open half\nstderr out of memory\nraw \"{\\\"say\\\":\\\"cut\"\nexit 7")
 	e := ended(t, lines)
-	if e.Outcome != runner.Failed || e.Code != "AGENT_EXITED" || !strings.Contains(e.Message, "exit status 7") || !strings.Contains(e.Message, "out of memory") {
+	if e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_EXITED" || !strings.Contains(e.Message, "exit status 7") || !strings.Contains(e.Message, "out of memory") {
 		t.Errorf("end %+v", e)
 	}
 	if b := find[events.BlockComplete](t, lines).Block; b.Status != events.StatusError || b.Content != "half" {
@@ -73,7 +73,7 @@ func TestAgentExit_EndsTheTurn(t *testing.T) {
 	if !strings.Contains(string(lines[len(lines)-3].Data)+string(lines[len(lines)-4].Data)+string(lines[len(lines)-5].Data), `{\"say\":\"cut`) {
 		t.Error("the half line is lost")
 	}
-	if next := decode[runner.Started](t, c.run("exe_2", "say fresh")[0]); next.Warm {
+	if next := decode[runner.TurnStart](t, c.run("exe_2", "say fresh")[0]); next.Warm {
 		t.Errorf("after an exit: %+v", next)
 	}
 }
@@ -82,7 +82,7 @@ func TestSilentAgent_IsReportedAndEnded(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t, "--silence-warn", "50ms", "--silence-kill", "200ms", "--term-grace", "50ms").attach(1, 0)
 	lines := c.run("exe_1", "say begun\nhang")
-	if e := ended(t, lines); e.Outcome != runner.Failed || e.Code != "AGENT_SILENT" {
+	if e := ended(t, lines); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_SILENT" {
 		t.Errorf("end %+v", e)
 	}
 	var actions []string
@@ -101,9 +101,9 @@ func TestSilentAgent_IsReportedAndEnded(t *testing.T) {
 func TestHungWarmAgent_IsReplaced(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t, "--mute-kill", "100ms", "--term-grace", "50ms").attach(1, 0)
-	first := decode[runner.Started](t, c.run("exe_1", "session s-1\ndeaf")[0])
+	first := decode[runner.TurnStart](t, c.run("exe_1", "session s-1\ndeaf")[0])
 	lines := c.run("exe_2", "args")
-	second := decode[runner.Started](t, lines[0])
+	second := decode[runner.TurnStart](t, lines[0])
 	if second.Warm || second.PID == first.PID {
 		t.Errorf("second %+v", second)
 	}
@@ -113,7 +113,7 @@ func TestHungWarmAgent_IsReplaced(t *testing.T) {
 	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-1" {
 		t.Errorf("the query was given to %q", got)
 	}
-	if e := ended(t, lines); e.Outcome != runner.Completed {
+	if e := ended(t, lines); e.Outcome != runner.OutcomeCompleted {
 		t.Errorf("end %+v", e)
 	}
 }
@@ -121,10 +121,10 @@ func TestHungWarmAgent_IsReplaced(t *testing.T) {
 func TestAdapterPanic_EndsTheTurn(t *testing.T) {
 	t.Parallel()
 	c := serveRunner(t, "--term-grace", "50ms").attach(1, 0)
-	if e := ended(t, c.run("exe_1", "panic oh no\nhang")); e.Outcome != runner.Failed || e.Code != "INTERNAL" || !strings.Contains(e.Message, "oh no") {
+	if e := ended(t, c.run("exe_1", "panic oh no\nhang")); e.Outcome != runner.OutcomeFailed || e.Code != "INTERNAL" || !strings.Contains(e.Message, "oh no") {
 		t.Errorf("end %+v", e)
 	}
-	if e := ended(t, c.run("exe_2", "say fine")); e.Outcome != runner.Completed {
+	if e := ended(t, c.run("exe_2", "say fine")); e.Outcome != runner.OutcomeCompleted {
 		t.Errorf("end %+v", e)
 	}
 }

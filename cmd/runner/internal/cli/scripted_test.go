@@ -20,7 +20,7 @@ type scripted struct{}
 
 func (scripted) Command(l agent.Launch) (agent.Command, error) {
 	if l.Model == "missing" {
-		return agent.Command{}, &runner.Error{Code: "AGENT_NOT_FOUND", Message: "script is not installed: install it"}
+		return agent.Command{}, &runner.CommandError{Code: "AGENT_NOT_FOUND", Message: "script is not installed: install it"}
 	}
 	path := l.Executable
 	if l.Model == "gone" {
@@ -68,7 +68,7 @@ func (s *scriptedSession) HandleLine(line []byte, t *agent.Turn) error {
 	case l.Panic != nil:
 		panic(*l.Panic)
 	case l.End != nil:
-		t.End(runner.Ended{Outcome: runner.Outcome(*l.End)})
+		t.End(runner.TurnEnd{Outcome: runner.Outcome(*l.End)})
 	}
 	return nil
 }

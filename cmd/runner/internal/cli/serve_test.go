@@ -24,8 +24,8 @@ func TestTurnsShareAWarmProcess(t *testing.T) {
 	if err := events.CheckID("journal", events.KindJournal, c.hello.Journal); err != nil {
 		t.Error(err)
 	}
-	one := decode[runner.Started](t, c.run("exe_1", "say hello")[0])
-	two := decode[runner.Started](t, c.run("exe_2", "say again")[0])
+	one := decode[runner.TurnStart](t, c.run("exe_1", "say hello")[0])
+	two := decode[runner.TurnStart](t, c.run("exe_2", "say again")[0])
 	if one.Warm || !two.Warm || one.PID == 0 || one.PID != two.PID {
 		t.Errorf("first %+v, second %+v", one, two)
 	}
@@ -38,7 +38,7 @@ func TestTurnsShareAWarmProcess(t *testing.T) {
 	if got := find[events.BlockStart](t, lines).Block.Content; got != "m2,s-77" {
 		t.Errorf("the new process has arguments %q", got)
 	}
-	if three := decode[runner.Started](t, lines[0]); three.Warm || three.PID == one.PID {
+	if three := decode[runner.TurnStart](t, lines[0]); three.Warm || three.PID == one.PID {
 		t.Errorf("another model on %+v", three)
 	}
 	if alive(one.PID) {
@@ -48,7 +48,7 @@ func TestTurnsShareAWarmProcess(t *testing.T) {
 	if r := c.ask(runner.Command{Op: runner.OpKill}); r.Error != nil || r.Status.AgentPID != 0 {
 		t.Errorf("after a kill: %+v", r)
 	}
-	if five := decode[runner.Started](t, c.run("exe_5", "say back")[0]); five.Warm {
+	if five := decode[runner.TurnStart](t, c.run("exe_5", "say back")[0]); five.Warm {
 		t.Errorf("after a kill: %+v", five)
 	}
 }
@@ -87,7 +87,7 @@ func TestStart_RefusesInvalidQueries(t *testing.T) {
 	if r := c.start("exe_gone", "say x", func(q *runner.Query) { q.Model = "gone" }); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	if e := ended(t, c.journal("exe_gone")); e.Outcome != runner.Failed || e.Code != "AGENT_NOT_FOUND" || !strings.Contains(e.Message, "/no/such/agent") {
+	if e := ended(t, c.journal("exe_gone")); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_NOT_FOUND" || !strings.Contains(e.Message, "/no/such/agent") {
 		t.Errorf("end %+v", e)
 	}
 	first := s.dial()
@@ -113,14 +113,14 @@ func TestStartIsIdempotentAndOneAtATime(t *testing.T) {
 	if r := c.ask(runner.Command{Op: runner.OpInterrupt}); r.Error != nil {
 		t.Fatal(r.Error)
 	}
-	if e := decode[runner.Ended](t, c.until(runner.TurnEnded)); e.Outcome != runner.Interrupted {
+	if e := decode[runner.TurnEnd](t, c.until(runner.TurnEnded)); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("end %+v", e)
 	}
 	if r := c.start("exe_1", "say never"); r.Error != nil {
 		t.Errorf("the same start after its end: %v", r.Error)
 	}
 	lines := c.run("exe_3", "say warm")
-	if lines[0].ExecutionID != "exe_3" || !decode[runner.Started](t, lines[0]).Warm {
+	if lines[0].ExecutionID != "exe_3" || !decode[runner.TurnStart](t, lines[0]).Warm {
 		t.Errorf("after an interrupt: %+v", lines[0])
 	}
 	if r := c.ask(runner.Command{Op: runner.OpInterrupt}); r.Error != nil {
@@ -256,7 +256,7 @@ func TestKill_EndsAnAgentBlockedByAFullJournal(t *testing.T) {
 	if r := c.ask(runner.Command{Op: runner.OpKill}); r.Error != nil || r.Status.AgentPID != 0 || r.Status.ExecutionID != "" {
 		t.Errorf("kill: %+v", r)
 	}
-	if e := ended(t, s.attach(1, 0).journal("exe_1")); e.Outcome != runner.Killed {
+	if e := ended(t, s.attach(1, 0).journal("exe_1")); e.Outcome != runner.OutcomeKilled {
 		t.Errorf("end %+v", e)
 	}
 }
@@ -308,7 +308,7 @@ func TestKillAndShutdownLeaveNothingRunning(t *testing.T) {
 			})
 			end(s, c)
 			lines := c.journal("exe_1")
-			if e := ended(t, lines); e.Outcome != runner.Killed {
+			if e := ended(t, lines); e.Outcome != runner.OutcomeKilled {
 				t.Errorf("end %+v", e)
 			}
 			if b := find[events.BlockComplete](t, lines).Block; b.Status != events.StatusError || b.Content != "half" {

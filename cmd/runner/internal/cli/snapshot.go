@@ -48,7 +48,7 @@ func withExitCode(err error) error {
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return exitCodeError{err, wire.ExitDiskFull}
 	case errors.Is(err, snapshot.ErrRefused):
-		return exitCodeError{err, wire.ExitRefused}
+		return exitCodeError{err, wire.ExitTarRefused}
 	}
 	return err
 }

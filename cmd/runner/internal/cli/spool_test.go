@@ -33,7 +33,7 @@ func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 		q.Env = map[string]string{"OPENAI_BASE_URL": endpoint.URL + "/v1", "OPENAI_API_KEY": "sk-secret", "RUNNER_TEST_AS": "runner"}
 	}
 	lines := c.run("exe_1", "Write a program that prints primes and run it", spool)
-	if e := ended(t, lines); e.Outcome != runner.Completed || !strings.Contains(e.Result, "sum 129") || e.Usage.InputTokens == 0 {
+	if e := ended(t, lines); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, "sum 129") || e.Usage.InputTokens == 0 {
 		t.Fatalf("end %+v", e)
 	}
 	if _, err := os.Stat(filepath.Join(s.workspace, "primes.sh")); err != nil {
@@ -44,7 +44,7 @@ func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 	}
 	c.run("exe_2", "Remember that the word is plum", spool)
 	lines = c.run("exe_3", "What did I ask you to remember?", spool)
-	if first, e := decode[runner.Started](t, lines[0]), ended(t, lines); !first.Warm || !strings.Contains(e.Result, "plum") {
+	if first, e := decode[runner.TurnStart](t, lines[0]), ended(t, lines); !first.Warm || !strings.Contains(e.Result, "plum") {
 		t.Errorf("warm %v, %+v", first.Warm, e)
 	}
 	// After the loss of the process the next one knows the conversation.
@@ -52,7 +52,7 @@ func TestSpoolWritesAProgramRunsItAndRemembers(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	lines = c.run("exe_4", "What did I ask you to remember?", spool)
-	if first, e := decode[runner.Started](t, lines[0]), ended(t, lines); first.Warm || !strings.Contains(e.Result, "plum") {
+	if first, e := decode[runner.TurnStart](t, lines[0]), ended(t, lines); first.Warm || !strings.Contains(e.Result, "plum") {
 		t.Errorf("warm %v, %+v", first.Warm, e)
 	}
 	for _, l := range lines {
@@ -111,7 +111,7 @@ rules:
 		"the fork's own session": func(q *runner.Query) { q.SessionID, q.Resume = "ses_fork", own },
 	} {
 		lines := c.run("exe_"+name, "which number was it?", spool, change)
-		if e := ended(t, lines); e.Outcome != runner.Completed || !strings.Contains(e.Result, "remember 11.") {
+		if e := ended(t, lines); e.Outcome != runner.OutcomeCompleted || !strings.Contains(e.Result, "remember 11.") {
 			t.Errorf("%s: %+v", name, e)
 		}
 		if got := find[events.TranscriptWritten](t, lines).AgentSessionID; got != own || got == session {

@@ -70,13 +70,13 @@ func TestTakeover_OfTheSocketIsFoundOut(t *testing.T) {
 	go func() {
 		c, err := l.Accept()
 		if err == nil {
-			_, err = runner.Accept(c, c, other)
+			_, err = runner.AcceptSealedStream(c, c, other)
 			_ = c.Close()
 		}
 		heard <- err
 	}()
 	c := s.dial()
-	if _, err := runner.Seal(s.secret, c, c); err == nil {
+	if _, err := runner.OpenSealedStream(s.secret, c, c); err == nil {
 		t.Error("the executor takes another process for the runner")
 	}
 	if err := <-heard; err == nil {

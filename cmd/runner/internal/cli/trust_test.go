@@ -30,13 +30,13 @@ func TestAuthorities_OthersNeedAnotherProcess(t *testing.T) {
 		}
 		return string(raw)
 	}
-	if l := c.run("exe_1", look, first); decode[runner.Started](t, l[0]).Warm || !strings.HasSuffix(seen(), one) {
+	if l := c.run("exe_1", look, first); decode[runner.TurnStart](t, l[0]).Warm || !strings.HasSuffix(seen(), one) {
 		t.Errorf("the first process: %s", seen())
 	}
-	if l := c.run("exe_2", look, first); !decode[runner.Started](t, l[0]).Warm || !strings.HasSuffix(seen(), one) {
+	if l := c.run("exe_2", look, first); !decode[runner.TurnStart](t, l[0]).Warm || !strings.HasSuffix(seen(), one) {
 		t.Error("the same authority is another process's")
 	}
-	if l := c.run("exe_3", look, second); decode[runner.Started](t, l[0]).Warm || !strings.HasSuffix(seen(), two) || strings.Contains(seen(), one) {
+	if l := c.run("exe_3", look, second); decode[runner.TurnStart](t, l[0]).Warm || !strings.HasSuffix(seen(), two) || strings.Contains(seen(), one) {
 		t.Error("a process goes on that trusts what is no more")
 	}
 	at, err := os.ReadFile(filepath.Join(s.workspace, "at"))
@@ -44,7 +44,7 @@ func TestAuthorities_OthersNeedAnotherProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	bundle := strings.TrimSpace(string(at))
-	if l := c.run("exe_4", look); decode[runner.Started](t, l[0]).Warm {
+	if l := c.run("exe_4", look); decode[runner.TurnStart](t, l[0]).Warm {
 		t.Error("a process goes on that trusts what it is not to")
 	}
 	if at, err := os.ReadFile(filepath.Join(s.workspace, "at")); err != nil || strings.TrimSpace(string(at)) == bundle {

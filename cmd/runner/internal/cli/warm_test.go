@@ -29,15 +29,15 @@ func TestWarmedUpProcessTakesTheFirstQuery(t *testing.T) {
 		t.Errorf("warm again: %+v", again)
 	}
 	// The query determines its session.
-	one := decode[runner.Started](t, c.run("exe_1", "say a")[0])
+	one := decode[runner.TurnStart](t, c.run("exe_1", "say a")[0])
 	if !one.Warm || one.PID != r.Status.AgentPID {
 		t.Errorf("the first query: %+v, warmed %d", one, r.Status.AgentPID)
 	}
-	if two := decode[runner.Started](t, c.run("exe_2", "say b")[0]); !two.Warm || two.PID != one.PID {
+	if two := decode[runner.TurnStart](t, c.run("exe_2", "say b")[0]); !two.Warm || two.PID != one.PID {
 		t.Errorf("the second: %+v", two)
 	}
 	// From now on it belongs to that session.
-	other := decode[runner.Started](t, c.run("exe_3", "say c", func(q *runner.Query) { q.SessionID = "ses_2" })[0])
+	other := decode[runner.TurnStart](t, c.run("exe_3", "say c", func(q *runner.Query) { q.SessionID = "ses_2" })[0])
 	if other.Warm || other.PID == one.PID {
 		t.Errorf("another session: %+v", other)
 	}
@@ -58,7 +58,7 @@ func TestWarmedUpProcessThatDoesNotFit(t *testing.T) {
 				t.Fatal(r.Error)
 			}
 			lines := c.run("exe_1", "args", change)
-			if s := decode[runner.Started](t, lines[0]); s.Warm || s.PID == r.Status.AgentPID {
+			if s := decode[runner.TurnStart](t, lines[0]); s.Warm || s.PID == r.Status.AgentPID {
 				t.Errorf("started %+v", s)
 			}
 			if alive(r.Status.AgentPID) {
@@ -85,7 +85,7 @@ func TestWarmUpOfASession(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	lines := c.run("exe_2", "args", mine)
-	if s := decode[runner.Started](t, lines[0]); !s.Warm || s.PID != r.Status.AgentPID {
+	if s := decode[runner.TurnStart](t, lines[0]); !s.Warm || s.PID != r.Status.AgentPID {
 		t.Errorf("started %+v", s)
 	}
 	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-7" {
@@ -104,18 +104,18 @@ func TestWarmUpOfAFork(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	lines := c.run("exe_1", "args", fork)
-	one := decode[runner.Started](t, lines[0])
+	one := decode[runner.TurnStart](t, lines[0])
 	if !one.Warm || one.PID != r.Status.AgentPID {
 		t.Errorf("started %+v, warmed %d", one, r.Status.AgentPID)
 	}
 	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-9,a" {
 		t.Errorf("arguments %q", got)
 	}
-	again := decode[runner.Started](t, c.run("exe_2", "say a", fork)[0])
+	again := decode[runner.TurnStart](t, c.run("exe_2", "say a", fork)[0])
 	if again.Warm || again.PID == one.PID {
 		t.Errorf("the same fork again: %+v after %+v", again, one)
 	}
-	own := decode[runner.Started](t, c.run("exe_3", "say a", func(q *runner.Query) { q.Resume = "s-10" })[0])
+	own := decode[runner.TurnStart](t, c.run("exe_3", "say a", func(q *runner.Query) { q.Resume = "s-10" })[0])
 	if !own.Warm || own.PID != again.PID {
 		t.Errorf("the fork's next turn: %+v after %+v", own, again)
 	}
@@ -129,7 +129,7 @@ func TestWarmedUpForkThatDoesNotFit(t *testing.T) {
 		t.Fatal(r.Error)
 	}
 	lines := c.run("exe_1", "args", func(q *runner.Query) { q.Resume, q.Fork = "s-9", &runner.Fork{Anchor: "b"} })
-	if s := decode[runner.Started](t, lines[0]); s.Warm || s.PID == r.Status.AgentPID {
+	if s := decode[runner.TurnStart](t, lines[0]); s.Warm || s.PID == r.Status.AgentPID {
 		t.Errorf("started %+v", s)
 	}
 	if got := find[events.BlockStart](t, lines).Block.Content; got != ",s-9,b" {

@@ -44,7 +44,7 @@ func (a workspaceFlag) withWorkspace(f func(*workspace.Workspace) error) error {
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound):
 		return exitCodeError{err, exitNotFound}
-	case errors.Is(err, sandbox.ErrOutside):
+	case errors.Is(err, sandbox.ErrOutsideWorkspace):
 		return exitCodeError{err, exitOutsideWorkspace}
 	case errors.Is(err, fs.ErrPermission):
 		return exitCodeError{err, exitPermissionDenied}

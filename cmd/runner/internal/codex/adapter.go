@@ -232,7 +232,7 @@ func findCLI(l agent.Launch) (string, error) {
 			return codexcli.NativeProgram(at), nil
 		}
 	}
-	return "", &runner.Error{
+	return "", &runner.CommandError{
 		Code:    "AGENT_NOT_FOUND",
 		Message: "Codex is not installed: no program `" + programName + "` on the sandbox's PATH; install it with `npm i -g @openai/codex`",
 	}

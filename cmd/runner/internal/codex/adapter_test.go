@@ -220,7 +220,7 @@ func TestCommandWithoutTheCLI(t *testing.T) {
 	write(t, filepath.Join(dir, programName), "not executable", 0o600)
 	l.Environ = []string{"PATH=.:" + dir + ":/no/such/folder"}
 	_, err := Adapter{}.Command(l)
-	var refusal *runner.Error
+	var refusal *runner.CommandError
 	if !errors.As(err, &refusal) || refusal.Code != "AGENT_NOT_FOUND" || !strings.Contains(refusal.Message, "npm i -g @openai/codex") {
 		t.Fatalf("got %v", err)
 	}

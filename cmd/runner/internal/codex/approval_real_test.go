@@ -54,7 +54,7 @@ func TestRealApproval_EveryCommandIsAskedAbout(t *testing.T) {
 			t.Errorf("request %+v", r)
 		}
 	}
-	if e := x.Ended(); !slices.Equal(asked, commands) || e.Outcome != runner.Completed {
+	if e := x.Ended(); !slices.Equal(asked, commands) || e.Outcome != runner.OutcomeCompleted {
 		t.Errorf("asked about %q, want %q; ended %+v", asked, commands, e)
 	}
 }
@@ -118,7 +118,7 @@ func TestRealApproval_TwoAtOnceInTheOtherOrder(t *testing.T) {
 		}
 		b.DecideRequest(r, d)
 	}
-	if x = b.ReadToEnd(x); x.Ended().Outcome != runner.Completed || b.HasFile("one") || !b.HasFile("two") {
+	if x = b.ReadToEnd(x); x.Ended().Outcome != runner.OutcomeCompleted || b.HasFile("one") || !b.HasFile("two") {
 		t.Errorf("%s", x)
 	}
 }
@@ -129,7 +129,7 @@ func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 	x := b.ReadUntilRequests(2, b.MustStartTurn("both", nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e := x.Ended(); e.Outcome != runner.Interrupted {
+	if e := x.Ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Fatalf("ended %+v", e)
 	}
 	if r := x.ApprovalRetractions(); len(r) != 2 || r[0].Reason != "turn_ended" {
@@ -154,7 +154,7 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 		t.Errorf("ended %+v, retracted %+v", e, r)
 	}
 	y := b.RunTurnDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
-	if len(y.ApprovalRequests()) != 1 || y.Ended().Outcome != runner.Completed || !b.HasFile("one") {
+	if len(y.ApprovalRequests()) != 1 || y.Ended().Outcome != runner.OutcomeCompleted || !b.HasFile("one") {
 		t.Errorf("%s", y)
 	}
 }
@@ -281,7 +281,7 @@ func TestRealApproval_Presets(t *testing.T) {
 		if n := len(x.ApprovalRequests()); n != asked || len(x.PermissionDecisions()) != 1-asked {
 			t.Errorf("%s: asked %d times%s", preset, n, x)
 		}
-		if x.Ended().Outcome != runner.Completed || b.HasFile("one") == (preset == events.PresetReadOnly) {
+		if x.Ended().Outcome != runner.OutcomeCompleted || b.HasFile("one") == (preset == events.PresetReadOnly) {
 			t.Errorf("%s: %s", preset, x)
 		}
 	}

@@ -29,21 +29,21 @@ func policySettings(l agent.Launch) []string {
 		return nil
 	}
 	var out []string
-	if !l.AllowsAll(permission.Call{Tool: toolShell, Kind: permission.Shell, Command: anyCommand}) {
+	if !l.AllowsAll(permission.Call{Tool: toolShell, Kind: permission.KindShell, Command: anyCommand}) {
 		out = append(out, "features.unified_exec_tty=false") // the input of a running shell is not asked about
 	}
 	outside := []permission.Path{{Path: "/", Outside: true}}
-	if !l.AllowsAll(permission.Call{Tool: "view_image", Kind: permission.Read, Paths: outside}) {
+	if !l.AllowsAll(permission.Call{Tool: "view_image", Kind: permission.KindRead, Paths: outside}) {
 		out = append(out, "features.view_image=false")
 	}
-	if !l.AllowsAll(permission.Call{Tool: "spawn_agent", Kind: permission.Agent}) {
+	if !l.AllowsAll(permission.Call{Tool: "spawn_agent", Kind: permission.KindAgent}) {
 		out = append(out, "agents.enabled=false")
 	}
-	if len(l.MCPServers) > 0 && !l.AllowsAll(permission.Call{Tool: "read_mcp_resource", Kind: permission.Server}) {
+	if len(l.MCPServers) > 0 && !l.AllowsAll(permission.Call{Tool: "read_mcp_resource", Kind: permission.KindMCPTool}) {
 		out = append(out, denyResourcesHook, `hooks.state={"`+denyResourcesHookKey+`"={trusted_hash="`+denyResourcesHookHash+`",enabled=true}}`)
 	}
 	policy, err := permission.New(l.Permissions, l.ExecutionPermissions)
-	if err == nil && policy.Decide(permission.Call{Tool: toolQuestion, Kind: permission.Question}).Action != events.PermissionDeny {
+	if err == nil && policy.Decide(permission.Call{Tool: toolQuestion, Kind: permission.KindQuestion}).Action != events.PermissionDeny {
 		out = append(out, "features.default_mode_request_user_input=true", "suppress_unstable_features_warning=true")
 	}
 	return out

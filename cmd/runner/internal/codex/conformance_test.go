@@ -174,7 +174,7 @@ func TestModelServers(t *testing.T) {
 	b.RunTurnOK("hello", "You said: hello", nil)
 	// No server listens on port 9.
 	b.Query.Env = map[string]string{"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": key}
-	if e := b.RunTurn("hello", nil).Ended(); e.Outcome != runner.Failed || e.Code != "MODEL_ERROR" {
+	if e := b.RunTurn("hello", nil).Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "MODEL_ERROR" {
 		t.Errorf("no server: ended %+v", e)
 	}
 }

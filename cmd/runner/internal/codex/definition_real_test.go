@@ -68,7 +68,7 @@ func realSubagents(t *testing.T) {
 	if len(spawned) != 1 || spawned[0].Conversation == "" || spawned[0].Conversation == events.MainConversation {
 		t.Fatalf("spawned %+v", spawned)
 	}
-	if said := slices.IndexFunc(x.Lines, func(l runner.Line) bool {
+	if said := slices.IndexFunc(x.Lines, func(l runner.JournalLine) bool {
 		return l.ConversationID == spawned[0].Conversation && strings.Contains(string(l.Data), "The reviewer looked")
 	}); said < 0 {
 		t.Errorf("nothing of the sub-agent in its conversation\n%s", x)

@@ -61,8 +61,8 @@ func (s *session) handleTurnCompleted(n notification, t *agent.Turn) error {
 }
 
 // endTurn ends the turn with the outcome e, after it has completed the open blocks and stopped the sub-agents.
-func (s *session) endTurn(e runner.Ended, t *agent.Turn) {
-	s.completeOpenBlocks(e.Outcome == runner.Interrupted, t)
+func (s *session) endTurn(e runner.TurnEnd, t *agent.Turn) {
+	s.completeOpenBlocks(e.Outcome == runner.OutcomeInterrupted, t)
 	e.Usage = s.turn.usage.usage()
 	s.reportTranscript(t)
 	t.End(e)
@@ -129,19 +129,19 @@ func (s *session) terminateListedCommands(was pendingRequest, result json.RawMes
 }
 
 // turnOutcome returns the outcome of a turn for the status and the error that the CLI reports.
-func (s *session) turnOutcome(u turnInfo) runner.Ended {
+func (s *session) turnOutcome(u turnInfo) runner.TurnEnd {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
 	case u.Status == "completed":
-		return runner.Ended{Outcome: runner.Completed, Result: s.turn.result}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.turn.result}
 	case u.Status == "interrupted" && s.isInterrupted():
-		return runner.Ended{Outcome: runner.Interrupted}
+		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 	case u.Status == "failed":
 		word, status := why.codeAndStatus()
-		return runner.Ended{Outcome: runner.Failed, Code: modelErrorCode(word, status), Message: cmp.Or(innerErrorMessage(why.Message), word, "the turn failed")}
+		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: modelErrorCode(word, status), Message: cmp.Or(innerErrorMessage(why.Message), word, "the turn failed")}
 	}
-	return runner.Ended{
-		Outcome: runner.Failed, Code: "AGENT_PROTOCOL",
+	return runner.TurnEnd{
+		Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL",
 		Message: "the agent gave up (" + u.Status + "): " + cmp.Or(why.Message, "it did not say why"),
 	}
 }

@@ -103,7 +103,7 @@ func (s *session) handleQuestionResolved(l outputLine, t *agent.Turn) error {
 func (s *session) commandRequest(q questionParams, w *runningItem) agent.PermissionRequest {
 	script := unwrapShellScript(q.Command)
 	r := agent.PermissionRequest{
-		Call:    permission.Call{Tool: toolShell, Kind: permission.Shell, Command: script},
+		Call:    permission.Call{Tool: toolShell, Kind: permission.KindShell, Command: script},
 		Title:   firstLineOf(script),
 		Reason:  q.Reason,
 		Preview: events.ApprovalPreview{Command: script},
@@ -113,7 +113,7 @@ func (s *session) commandRequest(q questionParams, w *runningItem) agent.Permiss
 		r.Preview.Cwd = q.Cwd
 	}
 	if q.Network != nil {
-		r.Call.Kind, r.Call.Hosts = permission.Network, []string{q.Network.Host}
+		r.Call.Kind, r.Call.Hosts = permission.KindNetwork, []string{q.Network.Host}
 		r.Preview.URL = q.Network.Host
 	}
 	return r
@@ -121,7 +121,7 @@ func (s *session) commandRequest(q questionParams, w *runningItem) agent.Permiss
 
 // patchRequest returns the permission request for changes of files. The item of the call has the changes.
 func (s *session) patchRequest(q questionParams, w *runningItem) agent.PermissionRequest {
-	r := agent.PermissionRequest{Call: permission.Call{Tool: toolPatch, Kind: permission.Edit}, Reason: q.Reason, Input: callArguments(w)}
+	r := agent.PermissionRequest{Call: permission.Call{Tool: toolPatch, Kind: permission.KindEdit}, Reason: q.Reason, Input: callArguments(w)}
 	if w == nil || len(w.item.Changes) == 0 {
 		r.Decided = newDenial(ruleUnreadableRequest, "The request does not say which files are changed.")
 		return r
@@ -166,7 +166,7 @@ func (c fileChange) diffText() string {
 // sandboxPermissionsRequest returns the permission request for more permissions in the CLI's own sandbox.
 func sandboxPermissionsRequest(q questionParams) agent.PermissionRequest {
 	return agent.PermissionRequest{
-		Call:  permission.Call{Tool: toolPermission, Kind: permission.Unknown},
+		Call:  permission.Call{Tool: toolPermission, Kind: permission.KindUnknown},
 		Title: "more permissions", Reason: q.Reason, Preview: events.ApprovalPreview{Text: string(q.Permissions)}, Input: q.Permissions,
 	}
 }
@@ -177,7 +177,7 @@ func (s *session) mcpServerRequest(q questionParams) agent.PermissionRequest {
 	tool := "mcp__" + q.ServerName
 	if q.Meta.Kind != toolApprovalKind {
 		r := agent.PermissionRequest{
-			Call: permission.Call{Tool: tool, Kind: permission.Question}, Kind: events.ApprovalElicitation,
+			Call: permission.Call{Tool: tool, Kind: permission.KindQuestion}, Kind: events.ApprovalElicitation,
 			Title: firstLineOf(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: q.Schema,
 		}
 		if q.Mode != "form" && q.Mode != "url" {
@@ -187,13 +187,13 @@ func (s *session) mcpServerRequest(q questionParams) agent.PermissionRequest {
 	}
 	tool += "__" + q.Meta.Tool
 	r := agent.PermissionRequest{
-		Call:    permission.Call{Tool: tool, Kind: permission.Server, Destructive: q.Meta.Annotations.Destructive},
+		Call:    permission.Call{Tool: tool, Kind: permission.KindMCPTool, Destructive: q.Meta.Annotations.Destructive},
 		Title:   q.ServerName + ": " + q.Meta.Tool,
 		Preview: events.ApprovalPreview{Text: indentJSON(q.Meta.Params)},
 		Input:   q.Meta.Params,
 	}
 	if !hasMCPTool(s.launch.MCPServers, q.ServerName, q.Meta.Tool) {
-		r.Decided = newDenial(permission.RuleUnknown, "The workspace policy does not know the tool "+tool+" and so does not allow it.")
+		r.Decided = newDenial(permission.RuleUnknownTool, "The workspace policy does not know the tool "+tool+" and so does not allow it.")
 	}
 	return r
 }
@@ -212,7 +212,7 @@ func mcpServerAnswer(a agent.PermissionAnswer) any {
 
 // userQuestionRequest returns the request for the agent's questions to the user.
 func userQuestionRequest(q questionParams) agent.PermissionRequest {
-	r := agent.PermissionRequest{Call: permission.Call{Tool: toolQuestion, Kind: permission.Question}, Kind: events.ApprovalQuestion}
+	r := agent.PermissionRequest{Call: permission.Call{Tool: toolQuestion, Kind: permission.KindQuestion}, Kind: events.ApprovalQuestion}
 	for _, ask := range q.Questions {
 		e := events.Question{ID: ask.ID, Header: ask.Header, Question: ask.Question, Other: ask.IsOther || len(ask.Options) == 0, Secret: ask.IsSecret}
 		for _, o := range ask.Options {

@@ -28,29 +28,29 @@ func TestPolicyOfPatches(t *testing.T) {
 		grant   string
 		rule    string
 	}{
-		"absolute":                 {one(root + "/a.txt"), "", permission.RuleInside},
-		"relative":                 {one("sub/a.txt"), "", permission.RuleInside},
-		"back and forth":           {one(root + "/sub/../a"), "", permission.RuleInside},
-		"link that stays inside":   {one(root + "/in/a"), "", permission.RuleInside},
-		"grant inside":             {one(root + "/a"), root + "/sub", permission.RuleInside},
-		"above":                    {one("../a"), "", permission.RuleOutside},
-		"sibling of a like name":   {one(root + "2/a"), "", permission.RuleOutside},
-		"elsewhere":                {one("/etc/passwd"), "", permission.RuleOutside},
-		"link that leads out":      {one(root + "/out/a"), "", permission.RuleOutside},
-		"link to what is not yet":  {one(root + "/dangling"), "", permission.RuleOutside},
-		"the name in a container":  {one("/workspace/a"), "", permission.RuleOutside},
-		"NUL":                      {one("a\x00b"), "", permission.RuleOutside},
-		"no path":                  {one(""), "", permission.RuleOutside},
-		"second of two":            {append(one(root+"/a"), fileChange{Path: "/etc/passwd"}), "", permission.RuleOutside},
-		"moved there":              {[]fileChange{{Path: root + "/a", Kind: changeKind{Type: "update", MovePath: "/etc/passwd"}}}, "", permission.RuleOutside},
-		"grant elsewhere":          {one(root + "/a"), "/etc", permission.RuleOutside},
+		"absolute":                 {one(root + "/a.txt"), "", permission.RuleWorkspacePath},
+		"relative":                 {one("sub/a.txt"), "", permission.RuleWorkspacePath},
+		"back and forth":           {one(root + "/sub/../a"), "", permission.RuleWorkspacePath},
+		"link that stays inside":   {one(root + "/in/a"), "", permission.RuleWorkspacePath},
+		"grant inside":             {one(root + "/a"), root + "/sub", permission.RuleWorkspacePath},
+		"above":                    {one("../a"), "", permission.RuleOutsideWorkspace},
+		"sibling of a like name":   {one(root + "2/a"), "", permission.RuleOutsideWorkspace},
+		"elsewhere":                {one("/etc/passwd"), "", permission.RuleOutsideWorkspace},
+		"link that leads out":      {one(root + "/out/a"), "", permission.RuleOutsideWorkspace},
+		"link to what is not yet":  {one(root + "/dangling"), "", permission.RuleOutsideWorkspace},
+		"the name in a container":  {one("/workspace/a"), "", permission.RuleOutsideWorkspace},
+		"NUL":                      {one("a\x00b"), "", permission.RuleOutsideWorkspace},
+		"no path":                  {one(""), "", permission.RuleOutsideWorkspace},
+		"second of two":            {append(one(root+"/a"), fileChange{Path: "/etc/passwd"}), "", permission.RuleOutsideWorkspace},
+		"moved there":              {[]fileChange{{Path: root + "/a", Kind: changeKind{Type: "update", MovePath: "/etc/passwd"}}}, "", permission.RuleOutsideWorkspace},
+		"grant elsewhere":          {one(root + "/a"), "/etc", permission.RuleOutsideWorkspace},
 		"nothing that was told of": {nil, "", ruleUnreadableRequest},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSession(agent.Launch{Folders: agent.Folders{Workspace: root}}, nil)
 			d := workspacePolicy(s.patchRequest(questionParams{GrantRoot: c.grant}, &runningItem{item: threadItem{Changes: c.changes}}))
-			if allowed := d.Action == events.PermissionAllow; d.Rule != c.rule || allowed != (c.rule == permission.RuleInside) || !allowed && d.Reason == "" {
+			if allowed := d.Action == events.PermissionAllow; d.Rule != c.rule || allowed != (c.rule == permission.RuleWorkspacePath) || !allowed && d.Reason == "" {
 				t.Fatalf("decided %+v", d)
 			}
 		})
@@ -68,12 +68,12 @@ func workspacePolicy(r agent.PermissionRequest) permission.Decision {
 func TestPolicyOfCommands(t *testing.T) {
 	t.Parallel()
 	s := newSession(agent.Launch{Folders: agent.Folders{Workspace: "/w"}}, nil)
-	for network, rule := range map[string]string{"": permission.RuleShell, `,"networkApprovalContext":null`: permission.RuleShell, `,"networkApprovalContext":{"host":"x"}`: permission.RuleNetwork} {
+	for network, rule := range map[string]string{"": permission.RuleSandboxedShell, `,"networkApprovalContext":null`: permission.RuleSandboxedShell, `,"networkApprovalContext":{"host":"x"}`: permission.RuleNetwork} {
 		q, err := decode[questionParams]([]byte(`{"command":"/bin/bash -lc 'rm -rf /'"`+network+`}`), "question")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if d := workspacePolicy(s.commandRequest(q, nil)); d.Rule != rule || (d.Action == events.PermissionAllow) != (rule == permission.RuleShell) {
+		if d := workspacePolicy(s.commandRequest(q, nil)); d.Rule != rule || (d.Action == events.PermissionAllow) != (rule == permission.RuleSandboxedShell) {
 			t.Errorf("decided %+v on %+v", d, q)
 		}
 	}

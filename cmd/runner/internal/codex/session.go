@@ -404,7 +404,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	case "thread/inject_items", "thread/backgroundTerminals/list", "thread/backgroundTerminals/terminate":
 		s.logf(t, "warn", "%v", err)
 	case "turn/start":
-		s.endTurn(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endTurn(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	default: // initialize, thread/start: there will be no thread
 		s.refuseQueries(err, t)
 	}
@@ -414,7 +414,7 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 func (s *session) refuseQueries(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
-		s.endTurn(runner.Ended{Outcome: runner.Failed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endTurn(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 	}
 }
 

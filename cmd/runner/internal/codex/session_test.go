@@ -57,7 +57,7 @@ func inTurn(t *testing.T) *stage {
 	return newStage(t).begin().prints(greeting, thread1, `{"id":3,"result":{"turn":{"id":"u1"}}}`)
 }
 
-func (st *stage) ended() runner.Ended {
+func (st *stage) ended() runner.TurnEnd {
 	st.t.Helper()
 	if st.turn.Ended() == nil {
 		st.t.Fatal("the turn goes on")
@@ -161,7 +161,7 @@ func TestNoThread_EndsEachTurn(t *testing.T) {
 		"no id":      {greeting, `{"id":2,"result":{"thread":{}}}`},
 	} {
 		st := newStage(t).begin().prints(lines...)
-		if e := st.ended(); e.Outcome != runner.Failed || e.Code != "AGENT_PROTOCOL" || e.Message == "" {
+		if e := st.ended(); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_PROTOCOL" || e.Message == "" {
 			t.Errorf("%s: ended %+v", name, e)
 		}
 		if err := st.session.BeginTurn(runner.Query{Content: "again"}, st.turn); err == nil {
@@ -197,7 +197,7 @@ func TestTurn_FailsWhenTheCLIRefusesIt(t *testing.T) {
 		t.Errorf("ended %+v", e)
 	}
 	st.begin().prints(`{"id":4,"result":{"turn":{"id":"u1"}}}`, done)
-	if e := st.ended(); e.Outcome != runner.Completed {
+	if e := st.ended(); e.Outcome != runner.OutcomeCompleted {
 		t.Errorf("ended %+v", e)
 	}
 }
@@ -214,7 +214,7 @@ func TestForeignTurn_IsStopped(t *testing.T) {
 	if st.turn.Ended() != nil {
 		t.Fatalf("ended %+v", st.turn.Ended())
 	}
-	if e := st.prints(done).ended(); e.Outcome != runner.Completed || !strings.Contains(st.log(), "no query asked for") {
+	if e := st.prints(done).ended(); e.Outcome != runner.OutcomeCompleted || !strings.Contains(st.log(), "no query asked for") {
 		t.Errorf("ended %+v, log %s", e, st.log())
 	}
 }
@@ -283,7 +283,7 @@ func TestInterruptBeforeTheTurnIsKnown(t *testing.T) {
 		t.Errorf("sent %d lines", n)
 	}
 	st.prints(`{"method":"turn/completed","params":{"threadId":"t1","turn":{"id":"u1","status":"interrupted"}}}`)
-	if e := st.ended(); e.Outcome != runner.Interrupted {
+	if e := st.ended(); e.Outcome != runner.OutcomeInterrupted {
 		t.Errorf("ended %+v", e)
 	}
 	// The next turn is not asked to stop.

@@ -64,7 +64,7 @@ func (j *Journal) NewBlockID() string {
 }
 
 // SetPace limits the rate at which lines can be appended from now on.
-func (j *Journal) SetPace(p runner.Pace) {
+func (j *Journal) SetPace(p runner.OutputRate) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.pace = newLinePace(p, time.Now())
@@ -82,7 +82,7 @@ func (j *Journal) TakeSlowed() bool {
 
 // Append numbers the line and keeps it. It blocks while the journal is full, or grows faster than its pace allows. When
 // ctx ends, Append keeps the line although the journal is full.
-func (j *Journal) Append(ctx context.Context, l runner.Line) {
+func (j *Journal) Append(ctx context.Context, l runner.JournalLine) {
 	j.AwaitRoom(ctx)
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -171,7 +171,7 @@ func (j *Journal) notifyWaiters() {
 
 // encodeLine returns a line as JSON. It cannot fail for data that is JSON, as agent.Turn produces it. If the data is
 // not JSON, the line holds the error, so that no line is lost.
-func encodeLine(l runner.Line) []byte {
+func encodeLine(l runner.JournalLine) []byte {
 	raw, err := marshalJSON(l)
 	if err == nil {
 		return raw

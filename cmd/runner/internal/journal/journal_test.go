@@ -24,13 +24,13 @@ func open(t interface{ Fatal(...any) }, limit int) *journal.Journal {
 	return j
 }
 
-func line(text string) runner.Line {
-	return runner.Line{Type: "log", Data: json.RawMessage(fmt.Sprintf("%q", text))}
+func line(text string) runner.JournalLine {
+	return runner.JournalLine{Type: "log", Data: json.RawMessage(fmt.Sprintf("%q", text))}
 }
 
 func numbers(t interface{ Fatal(...any) }, raw [][]byte) (out []uint64) {
 	for _, r := range raw {
-		var l runner.Line
+		var l runner.JournalLine
 		if err := json.Unmarshal(r, &l); err != nil {
 			t.Fatal(err)
 		}

@@ -7,15 +7,15 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// linePace determines how long a journal line has to wait so that the journal keeps to a runner.Pace. The zero value
+// linePace determines how long a journal line has to wait so that the journal keeps to a runner.OutputRate. The zero value
 // has no limit.
 type linePace struct {
 	events, bytes    tokenBucket
 	slowed, reported bool
 }
 
-// newLinePace returns a linePace that allows a full burst, runner.PaceBurst, at first.
-func newLinePace(p runner.Pace, now time.Time) linePace {
+// newLinePace returns a linePace that allows a full burst, runner.OutputBurst, at first.
+func newLinePace(p runner.OutputRate, now time.Time) linePace {
 	return linePace{events: newTokenBucket(p.EventsPerSecond, now), bytes: newTokenBucket(p.BytesPerSecond, now)}
 }
 
@@ -50,7 +50,7 @@ func newTokenBucket(rate uint32, now time.Time) tokenBucket {
 }
 
 // capacity returns the number of tokens in a full bucket.
-func (b *tokenBucket) capacity() float64 { return b.rate * runner.PaceBurst.Seconds() }
+func (b *tokenBucket) capacity() float64 { return b.rate * runner.OutputBurst.Seconds() }
 
 // refillAndWaitTime adds the tokens for the time that has passed, and returns how long the next line has to wait.
 func (b *tokenBucket) refillAndWaitTime(now time.Time) time.Duration {

@@ -18,19 +18,19 @@ import (
 func TestPace(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		pace  runner.Pace
+		pace  runner.OutputRate
 		typ   events.Type
 		lines int
 		data  int // bytes of a line
 		want  time.Duration
 	}{
-		"within the burst":     {runner.Pace{EventsPerSecond: 10}, "log", 100, 10, 0},
-		"events over it":       {runner.Pace{EventsPerSecond: 10}, "log", 151, 10, 5 * time.Second},
-		"bytes over it":        {runner.Pace{BytesPerSecond: 1000}, "log", 31, 500, 5 * time.Second},
-		"text is no event":     {runner.Pace{EventsPerSecond: 10}, events.TextDelta, 1000, 10, 0},
-		"text has its bytes":   {runner.Pace{EventsPerSecond: 10, BytesPerSecond: 1000}, events.TextDelta, 31, 500, 5 * time.Second},
-		"no pace":              {runner.Pace{}, "log", 10_000, 500, 0},
-		"the slower one holds": {runner.Pace{EventsPerSecond: 10, BytesPerSecond: 1 << 20}, "log", 151, 10, 5 * time.Second},
+		"within the burst":     {runner.OutputRate{EventsPerSecond: 10}, "log", 100, 10, 0},
+		"events over it":       {runner.OutputRate{EventsPerSecond: 10}, "log", 151, 10, 5 * time.Second},
+		"bytes over it":        {runner.OutputRate{BytesPerSecond: 1000}, "log", 31, 500, 5 * time.Second},
+		"text is no event":     {runner.OutputRate{EventsPerSecond: 10}, events.TextDelta, 1000, 10, 0},
+		"text has its bytes":   {runner.OutputRate{EventsPerSecond: 10, BytesPerSecond: 1000}, events.TextDelta, 31, 500, 5 * time.Second},
+		"no pace":              {runner.OutputRate{}, "log", 10_000, 500, 0},
+		"the slower one holds": {runner.OutputRate{EventsPerSecond: 10, BytesPerSecond: 1 << 20}, "log", 151, 10, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -42,7 +42,7 @@ func TestPace(t *testing.T) {
 				j.SetPace(c.pace)
 				began := time.Now()
 				for range c.lines {
-					j.Append(t.Context(), runner.Line{Type: c.typ, Data: bytes.Repeat([]byte("1"), c.data)})
+					j.Append(t.Context(), runner.JournalLine{Type: c.typ, Data: bytes.Repeat([]byte("1"), c.data)})
 				}
 				if took := time.Since(began); took < c.want-time.Second || took > c.want+time.Second {
 					t.Errorf("it took %s, want %s", took, c.want)
@@ -54,7 +54,7 @@ func TestPace(t *testing.T) {
 				cancel()
 				began = time.Now()
 				for range 1000 {
-					j.Append(over, runner.Line{Type: c.typ, Data: bytes.Repeat([]byte("1"), c.data)})
+					j.Append(over, runner.JournalLine{Type: c.typ, Data: bytes.Repeat([]byte("1"), c.data)})
 				}
 				if took := time.Since(began); took != 0 {
 					t.Errorf("after the end of the context it took %s", took)

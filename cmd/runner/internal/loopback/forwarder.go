@@ -203,7 +203,7 @@ func (f *Forwarder) dial(ctx context.Context) (halfClosableConn, error) {
 	}
 	preamble := runner.EgressPreamble + f.cfg.Token
 	if f.cfg.HostsOnly {
-		preamble += runner.EgressHosts
+		preamble += runner.EgressHostsOnly
 	}
 	if _, err := io.WriteString(proxy, preamble+"\n"); err != nil {
 		return nil, errors.Join(err, proxy.Close())

@@ -75,7 +75,7 @@ func newProxy(t *testing.T) *proxy {
 		t.Fatal(err)
 	}
 	server := porttest.FreeAddrs(t, 1)[0]
-	return &proxy{t: t, cfg: loopback.Config{Server: server, Authority: string(text)}, network: "tcp", address: server, tls: pair.TLS()}
+	return &proxy{t: t, cfg: loopback.Config{Server: server, Authority: string(text)}, network: "tcp", address: server, tls: pair.TLSConfig()}
 }
 
 // with returns the configuration of a forwarder to the proxy, changed.

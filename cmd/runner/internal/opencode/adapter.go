@@ -50,7 +50,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	name := modelName(l)
 	if name == "" {
-		return agent.Command{}, &runner.Error{
+		return agent.Command{}, &runner.CommandError{
 			Code: "INVALID_COMMAND", Message: "query.model is empty: OpenCode needs the name of a model, there or in OPENAI_MODEL",
 		}
 	}
@@ -107,9 +107,9 @@ const forkSessionVariable = "SPOOL_AGENT_FORK"
 
 // missingCLIError returns the error AGENT_NOT_FOUND for a missing CLI, which says how to install the CLI.
 func missingCLIError(err error) error {
-	var refusal *runner.Error
+	var refusal *runner.CommandError
 	if errors.As(err, &refusal) && refusal.Code == "AGENT_NOT_FOUND" {
-		return &runner.Error{
+		return &runner.CommandError{
 			Code:    refusal.Code,
 			Message: "OpenCode is not installed: no program `" + programName + "` on the sandbox's PATH; install it with `npm i -g opencode-ai`",
 		}

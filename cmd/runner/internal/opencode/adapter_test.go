@@ -147,7 +147,7 @@ func TestModelIsNeeded(t *testing.T) {
 	l := launch(t)
 	l.Model = ""
 	_, err := Adapter{}.Command(l)
-	var refusal *runner.Error
+	var refusal *runner.CommandError
 	if !errors.As(err, &refusal) || refusal.Code != "INVALID_COMMAND" || !strings.Contains(refusal.Message, "query.model") {
 		t.Errorf("refused with %v", err)
 	}

@@ -51,7 +51,7 @@ func TestRealApproval_EveryToolIsAskedAbout(t *testing.T) {
 			t.Errorf("request %+v", r)
 		}
 	}
-	if got := strings.Join(asked, " "); got != "bash read edit todowrite" || x.Ended().Outcome != runner.Completed {
+	if got := strings.Join(asked, " "); got != "bash read edit todowrite" || x.Ended().Outcome != runner.OutcomeCompleted {
 		t.Fatalf("asked about %s, ended %+v%s", got, x.Ended(), x)
 	}
 	if r := requests[0]; r.Preview.Command != "ls" || r.Reason != "Lists files" {
@@ -70,7 +70,7 @@ func TestRealApproval_Comment(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, run("touch it", "touch one"))
 	x := b.RunTurnDeciding("touch it", nil, agenttest.AlwaysDecide(events.ApprovalDecided{Decision: events.DecisionReject, Comment: "Use another name."}))
-	if e, r := x.Ended(), x.ApprovalResolutions(); e.Outcome != runner.Completed || len(r) != 1 || r[0].Outcome != events.OutcomeRejected || b.HasFile("one") {
+	if e, r := x.Ended(), x.ApprovalResolutions(); e.Outcome != runner.OutcomeCompleted || len(r) != 1 || r[0].Outcome != events.OutcomeRejected || b.HasFile("one") {
 		t.Fatalf("ended %+v%s", e, x)
 	}
 	b.RunTurnOK("hello", "You said: hello", nil)
@@ -107,7 +107,7 @@ func TestRealApproval_TwoAtOnce(t *testing.T) {
 	t.Parallel()
 	b := newAskingBench(t, asks, both)
 	x := b.RunTurnDeciding("both", nil, approve)
-	if len(x.ApprovalRequests()) != 2 || x.Ended().Outcome != runner.Completed || !b.HasFile("one") || !b.HasFile("two") {
+	if len(x.ApprovalRequests()) != 2 || x.Ended().Outcome != runner.OutcomeCompleted || !b.HasFile("one") || !b.HasFile("two") {
 		t.Errorf("%s", x)
 	}
 }
@@ -122,7 +122,7 @@ func TestRealApproval_RejectionOfOneRejectsAll(t *testing.T) {
 	if r := x.ApprovalRetractions(); len(x.ApprovalRequests()) != 2 || len(r) != 1 || r[0].Reason != "withdrawn" {
 		t.Errorf("retracted %+v%s", r, x)
 	}
-	if x.Ended().Outcome != runner.Completed || b.HasFile("one") || b.HasFile("two") {
+	if x.Ended().Outcome != runner.OutcomeCompleted || b.HasFile("one") || b.HasFile("two") {
 		t.Errorf("ended %+v", x.Ended())
 	}
 }
@@ -133,7 +133,7 @@ func TestRealApproval_InterruptWhileItWaits(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("touch it", nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome != runner.Interrupted || len(r) != 1 || r[0].Reason != "turn_ended" {
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome != runner.OutcomeInterrupted || len(r) != 1 || r[0].Reason != "turn_ended" {
 		t.Fatalf("ended %+v, retracted %+v", e, r)
 	}
 	if y := b.RunTurnOK("hello", "You said: hello", nil); !y.Started().Warm || b.HasFile("one") {
@@ -154,7 +154,7 @@ func TestRealApproval_KillWhileItWaits(t *testing.T) {
 		t.Errorf("ended %+v, retracted %+v", e, r)
 	}
 	y := b.RunTurnDeciding("touch it", func(q *runner.Query) { q.Attempt = 2 }, approve)
-	if len(y.ApprovalRequests()) != 1 || y.Ended().Outcome != runner.Completed || !b.HasFile("one") {
+	if len(y.ApprovalRequests()) != 1 || y.Ended().Outcome != runner.OutcomeCompleted || !b.HasFile("one") {
 		t.Errorf("%s", y)
 	}
 }
@@ -170,7 +170,7 @@ func TestRealApproval_Subagents(t *testing.T) {
 		return events.ApprovalDecided{Decision: events.DecisionApprove}
 	})
 	spawned := agenttest.DataOfType[events.SubagentSpawned](x, "subagent_spawned")
-	if r := x.ApprovalRequests(); len(r) != 3 || len(spawned) != 1 || x.Ended().Outcome != runner.Completed || b.HasFile("one") || !b.HasFile("two") {
+	if r := x.ApprovalRequests(); len(r) != 3 || len(spawned) != 1 || x.Ended().Outcome != runner.OutcomeCompleted || b.HasFile("one") || !b.HasFile("two") {
 		t.Fatalf("%s", x)
 	}
 	n := 0
@@ -194,7 +194,7 @@ func TestRealApproval_InterruptWhileASubagentWaits(t *testing.T) {
 	x := b.ReadUntilRequests(1, b.MustStartTurn("delegate", nil))
 	b.Supervisor.Interrupt()
 	x = b.ReadToEnd(x)
-	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome == runner.Failed || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
+	if e, r := x.Ended(), x.ApprovalRetractions(); e.Outcome == runner.OutcomeFailed || len(r) != 1 || len(x.ApprovalResolutions()) != 0 {
 		t.Fatalf("ended %+v%s", e, x)
 	}
 	if b.RunTurnOK("hello", "You said: hello", nil); b.HasFile("one") {
@@ -214,7 +214,7 @@ func TestRealApproval_Presets(t *testing.T) {
 		if len(x.ApprovalRequests()) != asked || len(d) != 2-asked || d[0].ToolName != "read" || d[0].Decision != "allow" {
 			t.Errorf("%s: %+v%s", preset, d, x)
 		}
-		if x.Ended().Outcome != runner.Completed || b.HasFile("one") == (preset == events.PresetReadOnly) {
+		if x.Ended().Outcome != runner.OutcomeCompleted || b.HasFile("one") == (preset == events.PresetReadOnly) {
 			t.Errorf("%s: %s", preset, x)
 		}
 	}

@@ -41,9 +41,9 @@ func mayRunUnasked(l agent.Launch, name string) bool {
 		known, ok := toolKinds[tool]
 		c := permission.Call{Tool: tool, Kind: known.Kind, Command: "$SPOOL_ANY_COMMAND"}
 		if !ok {
-			c.Kind = permission.Server
+			c.Kind = permission.KindMCPTool
 		}
-		if known.Kind == permission.Read || known.Kind == permission.Edit {
+		if known.Kind == permission.KindRead || known.Kind == permission.KindEdit {
 			c.Paths = []permission.Path{{Path: "any"}} // others are outside of the workspace, which the CLI denies a sub-agent
 		}
 		if !l.AllowsAll(c) {
@@ -69,5 +69,5 @@ func allowsAllServerTools(l agent.Launch, prefix string) bool {
 			return false
 		}
 	}
-	return l.AllowsAll(permission.Call{Tool: prefix + "any", Kind: permission.Server})
+	return l.AllowsAll(permission.Call{Tool: prefix + "any", Kind: permission.KindMCPTool})
 }

@@ -26,7 +26,7 @@ func checkToolNames(l agent.Launch) error {
 	check := func(field string, names []string) error {
 		for i, name := range names {
 			if !toolNamePattern.MatchString(name) {
-				return &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("%s[%d]: %q is not a tool's name", field, i, name)}
+				return &runner.CommandError{Code: "INVALID_COMMAND", Message: fmt.Sprintf("%s[%d]: %q is not a tool's name", field, i, name)}
 			}
 		}
 		return nil
@@ -289,16 +289,16 @@ func newToolClassifier(l agent.Launch) func(acp.ToolCall) *acp.ToolInfo {
 			name = c.Name
 		}
 		for _, s := range l.MCPServers {
-			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverToolPrefix(s)) && known.Kind == permission.Unknown {
-				known.Kind, known.LeftOut = permission.Server, only != nil && !slices.Contains(only, name)
+			if only := allowedTools(s, l.Tools.Allow); strings.HasPrefix(name, serverToolPrefix(s)) && known.Kind == permission.KindUnknown {
+				known.Kind, known.LeftOut = permission.KindMCPTool, only != nil && !slices.Contains(only, name)
 			}
 		}
 		switch {
 		case slices.Contains(l.Tools.Deny, name):
 			known.LeftOut = true
-		case known.Kind != permission.Server && slices.Contains(editTools, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
+		case known.Kind != permission.KindMCPTool && slices.Contains(editTools, name) && len(l.Tools.Allow) > 0 && !slices.Contains(l.Tools.Allow, name):
 			known.LeftOut = true // it has no permission of its own
-		case known.Kind == permission.Unknown || known.Kind == permission.Network:
+		case known.Kind == permission.KindUnknown || known.Kind == permission.KindNetwork:
 			known.Named = slices.Contains(l.Tools.Allow, name)
 		}
 		return known

@@ -305,8 +305,8 @@ func realText(t *testing.T) {
 		if texts := x.FinishedBlocks(events.KindAssistantText); len(texts) != 1 || texts[0].Content != song {
 			t.Errorf("%s: texts %+v", ask, texts)
 		}
-		text := slices.IndexFunc(x.Lines, func(l runner.Line) bool { return l.Type == events.TextDelta })
-		usage := slices.IndexFunc(x.Lines, func(l runner.Line) bool { return l.Type == (events.MetadataUpdate{}).EventType() })
+		text := slices.IndexFunc(x.Lines, func(l runner.JournalLine) bool { return l.Type == events.TextDelta })
+		usage := slices.IndexFunc(x.Lines, func(l runner.JournalLine) bool { return l.Type == (events.MetadataUpdate{}).EventType() })
 		if text < 0 || usage < text {
 			t.Errorf("%s: line %d is the first text, line %d the usage", ask, text, usage)
 		}

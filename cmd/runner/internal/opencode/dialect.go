@@ -35,12 +35,12 @@ func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
 
 // toolKinds maps the CLI's own tools to the permission kinds of their calls. Other tools are not allowed.
 var toolKinds = map[string]acp.ToolInfo{
-	"read": {Kind: permission.Read}, "write": {Kind: permission.Edit}, "edit": {Kind: permission.Edit},
-	"multiedit": {Kind: permission.Edit}, "patch": {Kind: permission.Edit}, "apply_patch": {Kind: permission.Edit},
-	"glob": {Kind: permission.Read, Search: true}, "grep": {Kind: permission.Read, Search: true}, "list": {Kind: permission.Read, Search: true},
-	"bash": {Kind: permission.Shell}, "task": {Kind: permission.Agent},
-	"todowrite": {Kind: permission.Bookkeeping}, "todoread": {Kind: permission.Bookkeeping}, "skill": {Kind: permission.Bookkeeping}, "invalid": {Kind: permission.Bookkeeping},
-	"webfetch": {Kind: permission.Network}, "websearch": {Kind: permission.Network}, "codesearch": {Kind: permission.Network},
+	"read": {Kind: permission.KindRead}, "write": {Kind: permission.KindEdit}, "edit": {Kind: permission.KindEdit},
+	"multiedit": {Kind: permission.KindEdit}, "patch": {Kind: permission.KindEdit}, "apply_patch": {Kind: permission.KindEdit},
+	"glob": {Kind: permission.KindRead, Search: true}, "grep": {Kind: permission.KindRead, Search: true}, "list": {Kind: permission.KindRead, Search: true},
+	"bash": {Kind: permission.KindShell}, "task": {Kind: permission.KindAgent},
+	"todowrite": {Kind: permission.KindBookkeeping}, "todoread": {Kind: permission.KindBookkeeping}, "skill": {Kind: permission.KindBookkeeping}, "invalid": {Kind: permission.KindBookkeeping},
+	"webfetch": {Kind: permission.KindNetwork}, "websearch": {Kind: permission.KindNetwork}, "codesearch": {Kind: permission.KindNetwork},
 }
 
 // callArguments holds the arguments of a tool call that the adapter reads.
@@ -66,7 +66,7 @@ type callOutput struct {
 }
 
 // classifyTool returns the permission kind of a tool call, and more for some of the CLI's own tools. The kind of an
-// unknown tool is permission.Unknown. Arguments of an unexpected type are ignored.
+// unknown tool is permission.KindUnknown. Arguments of an unexpected type are ignored.
 func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	name := c.Name
 	if c.Kind == sdk.ToolKindExecute {
@@ -74,7 +74,7 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	}
 	known, ok := toolKinds[name]
 	if !ok {
-		return &acp.ToolInfo{Kind: permission.Unknown}
+		return &acp.ToolInfo{Kind: permission.KindUnknown}
 	}
 	var in callArguments
 	if json.Unmarshal(c.Input, &in) != nil {

@@ -86,7 +86,7 @@ func SendSecret(ctx context.Context, socket, secret string) error {
 	}
 	defer c.Close() //nolint:errcheck // only read from
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	return runner.GiveSecret(c, secret)
+	return runner.SendSecret(c, secret)
 }
 
 // dial connects to the runner's socket.

@@ -164,7 +164,7 @@ func (f *follower) readCommands(in *bufio.Reader) {
 		raw, err := readLine(in)
 		if err != nil {
 			if !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
-				f.queueReply(runner.Reply{Error: &runner.Error{Code: "INVALID_COMMAND", Message: err.Error()}})
+				f.queueReply(runner.Reply{Error: &runner.CommandError{Code: "INVALID_COMMAND", Message: err.Error()}})
 			}
 			return
 		}
@@ -173,7 +173,7 @@ func (f *follower) readCommands(in *bufio.Reader) {
 		}
 		var c runner.Command
 		if err := json.Unmarshal(raw, &c); err != nil {
-			f.queueReply(runner.Reply{ID: c.ID, Error: &runner.Error{Code: "INVALID_COMMAND", Message: err.Error()}})
+			f.queueReply(runner.Reply{ID: c.ID, Error: &runner.CommandError{Code: "INVALID_COMMAND", Message: err.Error()}})
 			continue
 		}
 		if refusal := f.s.checkEpoch(c.Epoch); refusal != nil {
@@ -192,7 +192,7 @@ func (f *follower) executeCommand(c runner.Command) {
 	switch c.Op {
 	case runner.OpStart:
 		if c.Query == nil {
-			r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: "start: query is missing"}
+			r.Error = &runner.CommandError{Code: "INVALID_COMMAND", Message: "start: query is missing"}
 		} else if r.Error = sup.Start(*c.Query); r.Error == nil {
 			st := sup.Status()
 			r.Status = &st
@@ -201,7 +201,7 @@ func (f *follower) executeCommand(c runner.Command) {
 		sup.Interrupt()
 	case runner.OpDecide:
 		if c.Verdict == nil {
-			r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: "decide: verdict is missing"}
+			r.Error = &runner.CommandError{Code: "INVALID_COMMAND", Message: "decide: verdict is missing"}
 		} else {
 			sup.ApplyVerdict(*c.Verdict)
 		}
@@ -220,7 +220,7 @@ func (f *follower) executeCommand(c runner.Command) {
 		return
 	case runner.OpWarm:
 		if c.Query == nil {
-			r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: "warm: query is missing"}
+			r.Error = &runner.CommandError{Code: "INVALID_COMMAND", Message: "warm: query is missing"}
 			break
 		}
 		f.work.Go(func() {
@@ -236,7 +236,7 @@ func (f *follower) executeCommand(c runner.Command) {
 		f.s.shutdown()
 		return
 	default:
-		r.Error = &runner.Error{Code: "INVALID_COMMAND", Message: fmt.Sprintf("op: %q is not known", c.Op)}
+		r.Error = &runner.CommandError{Code: "INVALID_COMMAND", Message: fmt.Sprintf("op: %q is not known", c.Op)}
 	}
 	f.queueReply(r)
 }

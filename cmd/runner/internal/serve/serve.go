@@ -216,7 +216,7 @@ func (s *Server) handleConnection(c *net.UnixConn) {
 func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, proved bool, err error) {
 	in = bufio.NewReaderSize(c, readBufferSize)
 	head, err := in.Peek(1)
-	if err != nil || !runner.IsSealed(head[0]) {
+	if err != nil || !runner.StartsTLSStream(head[0]) {
 		return c, in, false, nil // readLine reports what is wrong
 	}
 	s.mu.Lock()
@@ -226,7 +226,7 @@ func (s *Server) acceptProof(c *net.UnixConn) (conn net.Conn, in *bufio.Reader, 
 	if err != nil {
 		return nil, nil, false, err
 	}
-	if conn, err = runner.Accept(c, in, config); err != nil {
+	if conn, err = runner.AcceptSealedStream(c, in, config); err != nil {
 		return nil, nil, false, err
 	}
 	return conn, bufio.NewReaderSize(conn, readBufferSize), true, nil
@@ -259,14 +259,14 @@ func (s *Server) executeSingleCommand(c net.Conn, cmd runner.Claim, proved bool)
 
 // storeSecret stores the secret that callers must prove to know from then on. It refuses with FORBIDDEN if the runner has another secret already,
 // or if a follower has attached before: the secret must arrive before an agent runs in the sandbox.
-func (s *Server) storeSecret(secret string) *runner.Error {
+func (s *Server) storeSecret(secret string) *runner.CommandError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
 	case secret != "" && subtle.ConstantTimeCompare([]byte(secret), []byte(s.secret)) == 1:
 		return nil
 	case secret == "" || s.secret != "" || s.attached:
-		return &runner.Error{Code: "FORBIDDEN", Message: "the runner cannot be claimed with this secret"}
+		return &runner.CommandError{Code: "FORBIDDEN", Message: "the runner cannot be claimed with this secret"}
 	}
 	if s.cfg.Claimed != nil {
 		s.cfg.Claimed()
@@ -276,23 +276,23 @@ func (s *Server) storeSecret(secret string) *runner.Error {
 }
 
 // checkProof returns FORBIDDEN if the runner was claimed and the peer has not proved that it knows the secret.
-func (s *Server) checkProof(proved bool) *runner.Error {
+func (s *Server) checkProof(proved bool) *runner.CommandError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.checkProofLocked(proved)
 }
 
 // checkProofLocked is checkProof for a caller that holds mu.
-func (s *Server) checkProofLocked(proved bool) *runner.Error {
+func (s *Server) checkProofLocked(proved bool) *runner.CommandError {
 	if proved || s.secret == "" {
 		return nil
 	}
-	return &runner.Error{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
+	return &runner.CommandError{Code: "FORBIDDEN", Message: "the runner obeys only an executor that proves the sandbox's secret"}
 }
 
 // admitFollower makes f the follower in place of the current one, whose connection it closes. It returns FENCED if a higher epoch was seen, and
 // FORBIDDEN if the runner was claimed and proved is false: the executor has not proved that it knows the sandbox's secret.
-func (s *Server) admitFollower(f *follower, proved bool) *runner.Error {
+func (s *Server) admitFollower(f *follower, proved bool) *runner.CommandError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if refusal := s.checkProofLocked(proved); refusal != nil {
@@ -310,7 +310,7 @@ func (s *Server) admitFollower(f *follower, proved bool) *runner.Error {
 }
 
 // checkEpoch returns FENCED if a higher epoch than the given one was seen. Otherwise it stores the epoch.
-func (s *Server) checkEpoch(epoch uint64) *runner.Error {
+func (s *Server) checkEpoch(epoch uint64) *runner.CommandError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if epoch < s.epoch {
@@ -321,13 +321,13 @@ func (s *Server) checkEpoch(epoch uint64) *runner.Error {
 }
 
 // fencedError returns the error FENCED for the epoch got, which is lower than highest.
-func fencedError(got, highest uint64) *runner.Error {
-	return &runner.Error{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
+func fencedError(got, highest uint64) *runner.CommandError {
+	return &runner.CommandError{Code: "FENCED", Message: fmt.Sprintf("epoch %d is over; the highest seen is %d", got, highest)}
 }
 
 // sendRefusal sends an error as the only answer on a connection.
 func (s *Server) sendRefusal(c net.Conn, code, message string) {
-	s.sendMessage(c, runner.Message{Reply: &runner.Reply{Error: &runner.Error{Code: code, Message: message}}})
+	s.sendMessage(c, runner.Message{Reply: &runner.Reply{Error: &runner.CommandError{Code: code, Message: message}}})
 }
 
 // sendMessage writes a message to a connection that is about to be closed.
@@ -351,13 +351,13 @@ func encodeMessage(m runner.Message) []byte {
 	return buf.Bytes()
 }
 
-// readLine reads a line of at most runner.MaxLine bytes.
+// readLine reads a line of at most runner.MaxLineLength bytes.
 func readLine(in *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
 		piece, err := in.ReadSlice('\n')
-		if len(line)+len(piece) > runner.MaxLine {
-			return nil, fmt.Errorf("longer than %d bytes", runner.MaxLine)
+		if len(line)+len(piece) > runner.MaxLineLength {
+			return nil, fmt.Errorf("longer than %d bytes", runner.MaxLineLength)
 		}
 		line = append(line, piece...)
 		if !errors.Is(err, bufio.ErrBufferFull) {

@@ -37,7 +37,7 @@ func (echo) TranscriptPath(agent.Folders, string) (string, error) {
 func (e echo) BeginTurn(q runner.Query, _ *agent.Turn) error { return e.in.Send(q.Content) }
 func (e echo) Interrupt() error                              { return nil }
 func (e echo) HandleLine(line []byte, t *agent.Turn) error {
-	t.End(runner.Ended{Outcome: runner.Completed, Result: string(line)})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: string(line)})
 	return nil
 }
 
@@ -95,7 +95,7 @@ func TestEverythingEndsWithRun(t *testing.T) {
 	}
 	go func() { _, _ = commands.Write(append(raw, '\n')) }()
 	// Replies and lines are not ordered: for such a short turn the reply may come after the end.
-	var end runner.Ended
+	var end runner.TurnEnd
 	replied := false
 	for (end.Outcome == "" || !replied) && messages.Scan() {
 		var m runner.Message

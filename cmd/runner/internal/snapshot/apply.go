@@ -29,7 +29,7 @@ func (a Restorer) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 	defer open.close()
 	p := &runningRestore{ctx: ctx, in: wire.NewReader(in), roots: open, places: map[wire.Hash][]blockPosition{}, index: newIndex()}
 	defer p.close()
-	if _, err := p.in.Greet(); err != nil {
+	if _, err := p.in.ReadHello(); err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
 	if err := p.readTree(); err != nil {
@@ -48,7 +48,7 @@ func (a Restorer) Run(ctx context.Context, in io.Reader, out io.Writer) error {
 		a.Log.Warn("the index of files was not saved", "err", err)
 	}
 	w := wire.NewWriter(out)
-	return errors.Join(w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol}), w.JSON(wire.FrameEnd, p.end), w.Flush())
+	return errors.Join(w.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion}), w.WriteJSON(wire.FrameEnd, p.end), w.Flush())
 }
 
 // blockPosition is the position of a block in the restored files: the index of the file, and the number of the block in the file.
@@ -88,7 +88,7 @@ func (p *runningRestore) close() {
 
 // readTree reads the entries of the snapshot from the host, up to the frame Go.
 func (p *runningRestore) readTree() error {
-	tree := wire.NewTree()
+	tree := wire.NewTreeValidator()
 	for {
 		t, content, err := p.in.Next()
 		if err != nil {
@@ -98,7 +98,7 @@ func (p *runningRestore) readTree() error {
 			return nil
 		}
 		if t != wire.FrameEntry {
-			return wire.Unexpected(t)
+			return wire.UnexpectedFrameError(t)
 		}
 		e, err := wire.ParseEntry(content)
 		if err != nil {
@@ -117,10 +117,10 @@ func (p *runningRestore) readTree() error {
 
 // rootOf returns the root folder, workspace or state folder, to which a path of the snapshot belongs, and the path relative to that folder.
 func (p *runningRestore) rootOf(path string) (*os.Root, string) {
-	if rest, ok := strings.CutPrefix(path, wire.State+"/"); ok {
+	if rest, ok := strings.CutPrefix(path, wire.TreeRecords+"/"); ok {
 		return p.roots.state, rest
 	}
-	return p.roots.workspace, strings.TrimPrefix(path, wire.Workspace+"/")
+	return p.roots.workspace, strings.TrimPrefix(path, wire.TreeWorkspace+"/")
 }
 
 // prepareTree creates the folders, the links and the empty files of the snapshot, and removes what is in the place of its other files.
@@ -135,13 +135,13 @@ func (p *runningRestore) prepareTree() error {
 			return err
 		}
 		switch e.Kind {
-		case wire.Dir:
+		case wire.KindDir:
 			err = makeWritableFolder(dir, name)
-		case wire.Symlink:
+		case wire.KindSymlink:
 			if err = clearPath(dir, name); err == nil {
 				err = dir.Symlink(e.Target, name)
 			}
-		case wire.File:
+		case wire.KindFile:
 			p.end.Files++
 			p.end.Bytes += uint64(e.Size) //nolint:gosec // checked not to be negative
 			p.pending++
@@ -217,7 +217,7 @@ func (p *runningRestore) readBlocks() error {
 		}
 		switch t {
 		case wire.FrameBlock:
-			h := wire.Sum(content)
+			h := wire.HashOf(content)
 			spots, ok := p.places[h]
 			if !ok {
 				return fmt.Errorf("block %s belongs to no file", h)
@@ -234,7 +234,7 @@ func (p *runningRestore) readBlocks() error {
 			}
 			return nil
 		default:
-			return wire.Unexpected(t)
+			return wire.UnexpectedFrameError(t)
 		}
 	}
 }
@@ -243,8 +243,8 @@ func (p *runningRestore) readBlocks() error {
 // with the last.
 func (p *runningRestore) writeBlock(i, block int, content []byte) (err error) {
 	e := &p.list[i]
-	if len(e.Blocks) > 0 && len(content) != e.BlockLen(block) {
-		return fmt.Errorf("block %d has %d bytes, want %d", block, len(content), e.BlockLen(block))
+	if len(e.Blocks) > 0 && len(content) != e.BlockLength(block) {
+		return fmt.Errorf("block %d has %d bytes, want %d", block, len(content), e.BlockLength(block))
 	}
 	dir, name, err := p.openParent(e.Path)
 	if err != nil {
@@ -311,7 +311,7 @@ func (p *runningRestore) finishFile(e *wire.Entry, dir *os.Root, name string) er
 	}
 	// The file system may store times with less precision than the snapshot.
 	if s := fileStatOf(info); s.mtime == e.ModTime.UnixNano() && !e.Unsettled {
-		p.index.addEntry(e.Path, indexEntry{kind: wire.File, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
+		p.index.addEntry(e.Path, indexEntry{kind: wire.KindFile, mode: e.Mode, size: e.Size, stat: s, trusted: true, blocks: e.Blocks})
 	}
 	return nil
 }
@@ -320,7 +320,7 @@ func (p *runningRestore) finishFile(e *wire.Entry, dir *os.Root, name string) er
 func (p *runningRestore) finishFolders() error {
 	for i := len(p.list) - 1; i >= 0; i-- {
 		e := &p.list[i]
-		if e.Kind != wire.Dir {
+		if e.Kind != wire.KindDir {
 			continue
 		}
 		dir, name, err := p.openParent(e.Path)

@@ -302,4 +302,4 @@ func old(t testing.TB, dir string) {
 	}
 }
 
-var _ workspace.Store = (*workspacetest.Memory)(nil)
+var _ workspace.Store = (*workspacetest.MemoryStore)(nil)

@@ -29,7 +29,7 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 		return err
 	}
 	defer s.query.Close()
-	found := wire.Found{Base: s.plan.base, Known: s.plan.full}
+	found := wire.FoundTree{Base: s.plan.base, Known: s.plan.full}
 	if !s.plan.full {
 		size, linked, err := s.estimateChanges()
 		if err != nil {
@@ -40,7 +40,7 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 		}
 		found.Known = s.plan.full || size > hashQueryThreshold
 	}
-	if err := errors.Join(s.out.JSON(wire.FrameFound, found), s.out.Flush()); err != nil {
+	if err := errors.Join(s.out.WriteJSON(wire.FrameFoundTree, found), s.out.Flush()); err != nil {
 		return err
 	}
 	if more, err := s.readKnownBlocks(); err != nil || !more {
@@ -53,12 +53,12 @@ func (s *runningSnapshot) sendEdits(hello wire.Hello) error {
 		s.end.Full, s.end.ID, s.end.Missed = true, s.treeID(), s.countMissedFolders()
 	}
 	s.end.Read = s.read
-	if err := errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush()); err != nil {
+	if err := errors.Join(s.out.WriteJSON(wire.FrameEnd, s.end), s.out.Flush()); err != nil {
 		return err
 	}
 	saved := s.saveUnconfirmedIndex() // while the host stores the snapshot
-	var named wire.Named
-	if err := s.in.Expect(wire.FrameNamed, &named); err != nil {
+	var named wire.StoredSnapshot
+	if err := s.in.Expect(wire.FrameStoredSnapshot, &named); err != nil {
 		return fmt.Errorf("read the name of the snapshot: %w", err)
 	}
 	if saved {
@@ -77,8 +77,8 @@ func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error)
 			k, ok := s.before.entryAt(e.Path)
 			linked = linked || hasHardLinks(info) && !k.links
 			switch {
-			case ok && k.kind == wire.File && k.stat == fileStatOf(info):
-			case ok && k.kind == wire.File && info.Size() >= k.size:
+			case ok && k.kind == wire.KindFile && k.stat == fileStatOf(info):
+			case ok && k.kind == wire.KindFile && info.Size() >= k.size:
 				size += info.Size() - k.size + min(assumedRewrite, info.Size())
 			default:
 				size += info.Size()
@@ -86,10 +86,10 @@ func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error)
 			return nil
 		},
 		add:  func(*wire.Entry, fs.FileInfo) error { return nil },
-		skip: func(string, wire.Reason) error { return nil },
+		skip: func(string, wire.SkipReason) error { return nil },
 		done: func(folder string, _ bool) error { visited[folder] = true; return nil },
 	}
-	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
+	if err := w.walkTree(s.roots.state, wire.TreeRecords, 0); err != nil {
 		return 0, false, err
 	}
 	for _, path := range s.plannedFolders() {
@@ -106,11 +106,11 @@ func (s *runningSnapshot) estimateChanges() (size int64, linked bool, err error)
 // mustEnterFolder reports whether a walk that finds a folder must enter it. The walk need not if the index has the same folder, unless the plan
 // covers the folder with everything below it. A folder that the plan names is walked on its own.
 func (s *runningSnapshot) mustEnterFolder(path string, info fs.FileInfo) bool {
-	if s.plan.full || wire.IsBelow(path, wire.State) || s.before.folders[path] == nil {
+	if s.plan.full || wire.IsBelow(path, wire.TreeRecords) || s.before.folders[path] == nil {
 		return true
 	}
 	k, ok := s.before.entryAt(path)
-	if !ok || k.kind != wire.Dir || k.stat.inode != fileStatOf(info).inode || s.plan.folders[path] {
+	if !ok || k.kind != wire.KindDir || k.stat.inode != fileStatOf(info).inode || s.plan.folders[path] {
 		return true
 	}
 	for i := range len(path) {
@@ -185,14 +185,14 @@ func (s *runningSnapshot) walkPlannedFolders() error {
 	}
 	s.after.folders = maps.Clone(s.before.folders)
 	w.ctx, w.maxFile, w.descend, w.refresh = s.ctx, s.MaxFile, s.mustEnterFolder, s.recordFolder
-	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
+	if err := w.walkTree(s.roots.state, wire.TreeRecords, 0); err != nil {
 		return err
 	}
 	for _, path := range s.plannedFolders() {
 		if _, done := s.walked[path]; done {
 			continue
 		}
-		if s.after.folders[path] == nil && path != wire.Workspace {
+		if s.after.folders[path] == nil && path != wire.TreeWorkspace {
 			continue // found to be gone with its parent
 		}
 		exists, err := s.walkFolder(w, path)
@@ -208,11 +208,11 @@ func (s *runningSnapshot) walkPlannedFolders() error {
 func (s *runningSnapshot) newRecordingWalk() *treeWalk {
 	return &treeWalk{
 		file: s.readFile, add: s.recordEntry, done: s.finishFolder,
-		skip: func(path string, why wire.Reason) error {
-			if folder, _ := wire.Split(path); folder != "" {
+		skip: func(path string, why wire.SkipReason) error {
+			if folder, _ := wire.SplitPath(path); folder != "" {
 				s.sectionOf(folder).always = true
 			}
-			return s.out.JSON(wire.FrameSkip, newSkip(path, why))
+			return s.out.WriteJSON(wire.FrameSkippedFile, newSkip(path, why))
 		},
 	}
 }
@@ -231,24 +231,24 @@ func (s *runningSnapshot) sectionOf(folder string) *indexSection {
 func (s *runningSnapshot) recordEntry(e *wire.Entry, info fs.FileInfo) error {
 	k := indexEntry{kind: e.Kind, mode: e.Mode, target: e.Target}
 	switch e.Kind {
-	case wire.File:
+	case wire.KindFile:
 		k.stat, k.trusted, k.size, k.blocks = s.lastRead.stat, s.lastRead.trusted, e.Size, e.Blocks
 		k.links, k.unsettled = hasHardLinks(info), e.Unsettled
 		s.end.Files++
 		s.end.Bytes += uint64(e.Size) //nolint:gosec // a size
-	case wire.Dir:
+	case wire.KindDir:
 		k.stat = fileStatOf(info)
 	}
-	folder, name := wire.Split(e.Path)
+	folder, name := wire.SplitPath(e.Path)
 	sec := s.sectionOf(folder)
 	sec.entries[name] = k
-	sec.always = sec.always || e.Kind == wire.File && (!k.trusted || k.links)
+	sec.always = sec.always || e.Kind == wire.KindFile && (!k.trusted || k.links)
 	if s.version1 != nil {
 		line, err := s.version1.Add(e)
 		if err != nil {
 			return err
 		}
-		return s.out.Frame(wire.FrameEntry, line)
+		return s.out.WriteFrame(wire.FrameEntry, line)
 	}
 	return s.sendEdit(e, k, folder)
 }
@@ -263,32 +263,32 @@ func (s *runningSnapshot) sendEdit(e *wire.Entry, k indexEntry, folder string) e
 	if err := e.Check(); err != nil {
 		return err
 	}
-	line, err := e.Line()
+	line, err := e.CanonicalLine()
 	if err != nil {
 		return err
 	}
 	if s.plan.full {
-		s.lines = append(s.lines, entryHash{e.Path, wire.Sum(line), len(line)})
+		s.lines = append(s.lines, entryHash{e.Path, wire.HashOf(line), len(line)})
 	}
 	if same {
 		return nil
 	}
-	if !had || old.kind != wire.Dir || k.kind != wire.Dir {
+	if !had || old.kind != wire.KindDir || k.kind != wire.KindDir {
 		s.walked[folder]++
 	}
-	if had && old.kind == wire.Dir && k.kind != wire.Dir && !s.plan.full {
+	if had && old.kind == wire.KindDir && k.kind != wire.KindDir && !s.plan.full {
 		s.after.removeSectionsBelow(e.Path)
 	}
-	return s.out.Frame(wire.FrameEntry, line)
+	return s.out.WriteFrame(wire.FrameEntry, line)
 }
 
 // recordFolder records the properties of a folder that is walked although its parent is not, and sends the properties if they have changed.
 func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
-	parent, name := wire.Split(path)
+	parent, name := wire.SplitPath(path)
 	if _, done := s.walked[parent]; done {
 		return nil
 	}
-	k := indexEntry{kind: wire.Dir, mode: uint32(info.Mode().Perm()), stat: fileStatOf(info)}
+	k := indexEntry{kind: wire.KindDir, mode: uint32(info.Mode().Perm()), stat: fileStatOf(info)}
 	old, _ := s.before.entryAt(path)
 	if old.equals(k) {
 		return nil
@@ -300,8 +300,8 @@ func (s *runningSnapshot) recordFolder(path string, info fs.FileInfo) error {
 	if old.hasEqualEntry(k) {
 		return nil
 	}
-	e := &wire.Entry{Path: path, Kind: wire.Dir, Mode: k.mode, ModTime: info.ModTime()}
-	return s.out.Entry(e)
+	e := &wire.Entry{Path: path, Kind: wire.KindDir, Mode: k.mode, ModTime: info.ModTime()}
+	return s.out.WriteEntry(e)
 }
 
 // finishFolder sends which entries of a folder in the base no longer exist. It is called after the entries of the folder were recorded. If listed
@@ -316,10 +316,10 @@ func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 			}
 			s.walked[folder]++
 			path := folder + "/" + name
-			if k.kind == wire.Dir && !s.plan.full {
+			if k.kind == wire.KindDir && !s.plan.full {
 				s.after.removeSectionsBelow(path)
 			}
-			if err := s.out.Frame(wire.FrameGone, []byte(path)); err != nil {
+			if err := s.out.WriteFrame(wire.FrameRemoved, []byte(path)); err != nil {
 				return err
 			}
 		}
@@ -330,7 +330,7 @@ func (s *runningSnapshot) finishFolder(folder string, listed bool) error {
 	return nil
 }
 
-// entryHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.Line.
+// entryHash is the hash and the length in bytes of the canonical line of an entry; see wire.Entry.CanonicalLine.
 type entryHash struct {
 	path string
 	hash wire.Hash
@@ -339,15 +339,15 @@ type entryHash struct {
 
 // treeID returns the id of the tree that a full walk found. The host compares it with the id of the tree that the edits yield.
 func (s *runningSnapshot) treeID() string {
-	slices.SortFunc(s.lines, func(a, b entryHash) int { return wire.ComparePart(a.path, b.path) })
-	id, part, open := wire.NewPartsID(), wire.NewPartHash(), false
+	slices.SortFunc(s.lines, func(a, b entryHash) int { return wire.ComparePartOrder(a.path, b.path) })
+	id, part, open := wire.NewTreeIDHash(), wire.NewPartHash(), false
 	end := func() {
 		if open {
 			id.Add(part.Sum())
 			part, open = wire.NewPartHash(), false
 		}
 	}
-	var cut wire.Cutter
+	var cut wire.PartCutter
 	for _, l := range s.lines {
 		begins, ends := cut.Next(l.path, l.size)
 		if begins {
@@ -370,7 +370,7 @@ func (s *runningSnapshot) countMissedFolders() (n uint32) {
 	}
 	var missed []string
 	for folder, changes := range s.walked {
-		if changes > 0 && wire.IsBelow(folder, wire.Workspace) && !s.plan.coversFolder(folder) {
+		if changes > 0 && wire.IsBelow(folder, wire.TreeWorkspace) && !s.plan.coversFolder(folder) {
 			missed = append(missed, folder)
 		}
 	}

@@ -161,7 +161,7 @@ func TestEdits_FindEveryKindOfChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, store, previous := newBox(t), &workspacetest.Memory{}, ""
+			b, store, previous := newBox(t), &workspacetest.MemoryStore{}, ""
 			defer b.watched(t)()
 			for _, path := range []string{"a/f", "a/b/f", "a/b/c/f", "c/f", "node_modules/p/f", ".git/HEAD"} {
 				put(t, b.workspace, path, "f")
@@ -220,7 +220,7 @@ func exchange(dir, x, y string) error {
 func TestEdits_EqualFullWalks(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		b, store, previous := newBox(t), &workspacetest.Memory{}, ""
+		b, store, previous := newBox(t), &workspacetest.MemoryStore{}, ""
 		stop := b.watched(t)
 		defer func() { stop() }()
 		for range rapid.IntRange(1, 3).Draw(rt, "turns") {
@@ -263,7 +263,7 @@ func move(rt *rapid.T, b *box) {
 // A snapshot that is not stored, another process that asks, or another index, never hides a change.
 func TestEdits_ForgetNothingThatIsNotStored(t *testing.T) {
 	t.Parallel()
-	b, store, previous := newBox(t), &workspacetest.Memory{}, ""
+	b, store, previous := newBox(t), &workspacetest.MemoryStore{}, ""
 	stop := b.watched(t)
 	put(t, b.workspace, "a/f", "f")
 	put(t, b.workspace, "b/f", "f")
@@ -321,7 +321,7 @@ func TestEdits_ForgetNothingThatIsNotStored(t *testing.T) {
 // times.
 func TestEdits_FindChangesOfMappedFiles(t *testing.T) {
 	t.Parallel()
-	b, store, previous := newBox(t), &workspacetest.Memory{}, ""
+	b, store, previous := newBox(t), &workspacetest.MemoryStore{}, ""
 	defer b.watched(t, os.Getpid())()
 	put(t, b.workspace, "d/mapped", strings.Repeat("a", 8192))
 	settled(t, b, store, &previous)
@@ -351,7 +351,7 @@ func TestEdits_FindChangesOfMappedFiles(t *testing.T) {
 // Files that change while a snapshot is taken are right in the next one.
 func TestEdits_FollowAWriter(t *testing.T) {
 	t.Parallel()
-	b, store, previous := newBox(t), &workspacetest.Memory{}, ""
+	b, store, previous := newBox(t), &workspacetest.MemoryStore{}, ""
 	defer b.watched(t)()
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -388,7 +388,7 @@ func TestEdits_FollowAWriter(t *testing.T) {
 // After a number of snapshots all files are looked at, also without a request.
 func TestEdits_WalkEverythingNowAndThen(t *testing.T) {
 	t.Parallel()
-	b, store, previous := newBox(t), &workspacetest.Memory{}, ""
+	b, store, previous := newBox(t), &workspacetest.MemoryStore{}, ""
 	defer b.watched(t)()
 	put(t, b.workspace, "f", "f")
 	settled(t, b, store, &previous)
@@ -406,7 +406,7 @@ func TestEdits_WalkEverythingNowAndThen(t *testing.T) {
 // Versions: a host of an earlier build gets the protocol without edits, and both kinds of snapshots follow on each other.
 func TestEdits_WithHostsOfEarlierBuilds(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	defer b.watched(t)()
 	put(t, b.workspace, "d/f", random(1, 3<<20))
 	put(t, b.state, "log", "log")

@@ -34,7 +34,7 @@ func random(seed uint64, size int) string {
 // the next attempt succeeds.
 func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.workspace, "a", "first")
 	first := take(t, b, store, "")
 	want := tree(t, b.workspace)
@@ -47,9 +47,9 @@ func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 	put(t, b.workspace, "z", "last")
 	counted := &counter{}
 	b.stdout = func(r io.Reader) io.Reader { counted.r = r; return counted }
-	probe := &workspacetest.Memory{}
-	for _, name := range store.Names() {
-		probe.Set(name, store.Object(name))
+	probe := &workspacetest.MemoryStore{}
+	for _, name := range store.ObjectNames() {
+		probe.SetObject(name, store.GetObject(name))
 	}
 	take(t, b, probe, first.ID)
 	named := manifests(store)
@@ -67,7 +67,7 @@ func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 			o := options
 			o.Previous = first.ID
 			_, err := workspace.Snapshot(t.Context(), b, store, o)
-			if !errors.Is(err, workspace.ErrCut) || len(manifests(store)) != len(named) {
+			if !errors.Is(err, workspace.ErrStreamCut) || len(manifests(store)) != len(named) {
 				t.Errorf("cut at %d: %v, named %v", at, err, manifests(store))
 			}
 		}
@@ -82,8 +82,8 @@ func TestSnapshot_CutLeavesThePreviousOne(t *testing.T) {
 	same(t, tree(t, b.workspace), tree(t, to.workspace))
 }
 
-func manifests(store *workspacetest.Memory) (out []string) {
-	for _, n := range store.Names() {
+func manifests(store *workspacetest.MemoryStore) (out []string) {
+	for _, n := range store.ObjectNames() {
 		if strings.Contains(n, "/m-") {
 			out = append(out, n)
 		}
@@ -124,7 +124,7 @@ func (k *killer) Read(p []byte) (int, error) {
 // An interrupted restore can be repeated over the files that it left.
 func TestRestore_CanBeRepeatedAfterACut(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	for i, n := range []string{"a", "b/c", "b/d", "e"} {
 		put(t, b.workspace, n, random(uint64(i), 5<<20)) //nolint:gosec // small
 	}
@@ -162,7 +162,7 @@ func TestSnapshot_ReadsAChangingFileAgain(t *testing.T) {
 	}{"once": {1, 0}, "at each try": {1 << 30, 1}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			b, store := newBox(t), &workspacetest.Memory{}
+			b, store := newBox(t), &workspacetest.MemoryStore{}
 			path := filepath.Join(b.workspace, "big")
 			put(t, b.workspace, "big", random(1, 6<<20))
 			old(t, b.workspace)
@@ -226,7 +226,7 @@ func (m *meddler) Read(p []byte) (int, error) {
 // it never had.
 func TestSnapshot_OfABusyWorkspaceCanBeRestored(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
@@ -270,7 +270,7 @@ func TestSnapshot_OfABusyWorkspaceCanBeRestored(t *testing.T) {
 // Sockets, pipes and unreadable files are reported and block nothing.
 func TestSnapshot_SkipsEntriesThatAreNotFiles(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.workspace, "fine", "1")
 	put(t, b.workspace, "large", random(1, 5000))
 	l, err := net.Listen("unix", filepath.Join(b.state, "socket"))
@@ -289,11 +289,11 @@ func TestSnapshot_SkipsEntriesThatAreNotFiles(t *testing.T) {
 	}
 	b.flags = []string{"--max-file=4999"}
 	r := take(t, b, store, "")
-	got := map[wire.Reason]string{}
+	got := map[wire.SkipReason]string{}
 	for _, s := range r.Skips {
 		got[s.Reason] = s.Path
 	}
-	want := map[wire.Reason]string{wire.Special: "workspace/pipe", wire.TooLarge: "workspace/large", wire.TooDeep: "workspace" + strings.Repeat("/d", 257)}
+	want := map[wire.SkipReason]string{wire.SkipSpecial: "workspace/pipe", wire.SkipTooLarge: "workspace/large", wire.SkipTooDeep: "workspace" + strings.Repeat("/d", 257)}
 	if r.Skipped != 4 || len(r.Skips) != 4 || r.Files != 1 {
 		t.Errorf("result %+v", r)
 	}
@@ -313,7 +313,7 @@ func TestSnapshot_SkipsEntriesThatAreNotFiles(t *testing.T) {
 // For a runner without permission to read a file, the content from before is kept, and other files are reported.
 func TestSnapshot_KeepsUnreadableFilesFromBefore(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.workspace, "before", "known")
 	put(t, b.workspace, "locked/in", "never seen")
 	old(t, b.workspace)
@@ -327,7 +327,7 @@ func TestSnapshot_KeepsUnreadableFilesFromBefore(t *testing.T) {
 	}
 	b.asOther(t)
 	r := take(t, b, store, first.ID)
-	if r.Files != 1 || r.Skipped != 2 || r.Skips[0] != (workspace.Skip{Path: "workspace/after", Reason: wire.Unreadable}) || r.Skips[1].Path != "workspace/locked" {
+	if r.Files != 1 || r.Skipped != 2 || r.Skips[0] != (workspace.SkippedFile{Path: "workspace/after", Reason: wire.SkipUnreadable}) || r.Skips[1].Path != "workspace/locked" {
 		t.Errorf("result %+v", r)
 	}
 	to := newBox(t)
@@ -371,7 +371,7 @@ func (b *box) asOther(t *testing.T) {
 // A restore over a tree with links that lead out stays inside the tree.
 func TestRestoreStaysInside(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.workspace, "a/file", "mine")
 	put(t, b.workspace, "b", "mine")
 	put(t, b.workspace, "c", "mine")
@@ -399,9 +399,9 @@ func TestRestoreStaysInside(t *testing.T) {
 // The runner refuses a restore that a host must not send.
 func TestRestoreRefuses(t *testing.T) {
 	t.Parallel()
-	one := wire.Sum([]byte("1"))
+	one := wire.HashOf([]byte("1"))
 	file := func(path string) wire.Entry {
-		return wire.Entry{Path: path, Kind: wire.File, Size: 1, Blocks: []wire.Hash{one}, Mode: 0o644}
+		return wire.Entry{Path: path, Kind: wire.KindFile, Size: 1, Blocks: []wire.Hash{one}, Mode: 0o644}
 	}
 	for name, c := range map[string]struct {
 		entries []wire.Entry
@@ -410,30 +410,30 @@ func TestRestoreRefuses(t *testing.T) {
 	}{
 		"..":             {[]wire.Entry{file("workspace/../x")}, "1", `".."`},
 		"absolute":       {[]wire.Entry{file("/x")}, "1", "neither"},
-		"below a link":   {[]wire.Entry{{Path: "workspace/a", Kind: wire.Symlink, Target: "/tmp"}, file("workspace/a/x")}, "1", "parent"},
+		"below a link":   {[]wire.Entry{{Path: "workspace/a", Kind: wire.KindSymlink, Target: "/tmp"}, file("workspace/a/x")}, "1", "parent"},
 		"no parent":      {[]wire.Entry{file("workspace/a/x")}, "1", "parent"},
 		"a NUL":          {[]wire.Entry{file("workspace/a\x00b")}, "1", "NUL"},
 		"another kind":   {[]wire.Entry{{Path: "workspace/a", Kind: "device"}}, "1", "kind"},
 		"no content":     {[]wire.Entry{file("workspace/a")}, "", "1 files are incomplete"},
 		"alien content":  {[]wire.Entry{file("workspace/a")}, "2", "belongs to no file"},
 		"out of order":   {[]wire.Entry{file("workspace/b"), file("workspace/a")}, "1", "does not come after"},
-		"a setuid file":  {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Mode: 0o4755}}, "", "permission bits"},
-		"too many bytes": {[]wire.Entry{{Path: "workspace/a", Kind: wire.File, Size: 5, Blocks: []wire.Hash{one}}}, "1", "has 1 bytes, want 5"},
+		"a setuid file":  {[]wire.Entry{{Path: "workspace/a", Kind: wire.KindFile, Mode: 0o4755}}, "", "permission bits"},
+		"too many bytes": {[]wire.Entry{{Path: "workspace/a", Kind: wire.KindFile, Size: 5, Blocks: []wire.Hash{one}}}, "1", "has 1 bytes, want 5"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b := newBox(t)
 			var in bytes.Buffer
 			w := wire.NewWriter(&in)
-			err := w.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol})
+			err := w.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion})
 			for _, e := range c.entries {
-				err = errors.Join(err, w.Entry(&e))
+				err = errors.Join(err, w.WriteEntry(&e))
 			}
-			err = errors.Join(err, w.Frame(wire.FrameGo, nil))
+			err = errors.Join(err, w.WriteFrame(wire.FrameGo, nil))
 			if c.block != "" {
-				err = errors.Join(err, w.Frame(wire.FrameBlock, []byte(c.block)))
+				err = errors.Join(err, w.WriteFrame(wire.FrameBlock, []byte(c.block)))
 			}
-			if err = errors.Join(err, w.JSON(wire.FrameEnd, wire.End{}), w.Flush()); err != nil {
+			if err = errors.Join(err, w.WriteJSON(wire.FrameEnd, wire.End{}), w.Flush()); err != nil {
 				t.Fatal(err)
 			}
 			a := snapshot.Restorer{Roots: snapshot.RootPaths{Workspace: b.workspace, State: b.state}, Log: slog.New(slog.DiscardHandler)}
@@ -447,7 +447,7 @@ func TestRestoreRefuses(t *testing.T) {
 // A forged index only costs time.
 func TestIndex_ForgedOneCostsTimeOnly(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.workspace, "a", "content")
 	old(t, b.workspace)
 	first := take(t, b, store, "")
@@ -486,7 +486,7 @@ func TestIndex_ForgedOneCostsTimeOnly(t *testing.T) {
 // A change of the same size within a tick of the clock is found.
 func TestIndex_SeesAChangeWithinATick(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	previous := ""
 	for i := range 20 {
 		put(t, b.workspace, "a", string(rune('a'+i)))
@@ -508,7 +508,7 @@ func TestIndex_SeesAChangeWithinATick(t *testing.T) {
 // A change of content with the same size and modification time is found by the change time.
 func TestIndex_SeesAChangeBehindOldTimes(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.workspace, "a", "one")
 	old(t, b.workspace)
 	first := take(t, b, store, "")
@@ -535,7 +535,7 @@ func TestSnapshot_EndsWithItsContext(t *testing.T) {
 	b.stdout = func(r io.Reader) io.Reader {
 		return &meddler{r: r, every: 1 << 20, meddle: cancel}
 	}
-	if _, err := workspace.Snapshot(ctx, b, &workspacetest.Memory{}, options); !errors.Is(err, context.Canceled) {
+	if _, err := workspace.Snapshot(ctx, b, &workspacetest.MemoryStore{}, options); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	if s := b.last.cmd.ProcessState; s == nil {

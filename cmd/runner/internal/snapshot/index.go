@@ -73,7 +73,7 @@ func (s fileStat) isSettled(read time.Time) bool {
 
 // indexEntry is the state of a file, folder or link at the last snapshot.
 type indexEntry struct {
-	kind      wire.Kind
+	kind      wire.EntryKind
 	mode      uint32
 	size      int64 // of the content; for a file that changed while it was read, stat.size may differ
 	stat      fileStat
@@ -87,7 +87,7 @@ type indexEntry struct {
 // hasEqualEntry reports whether k and l have the same entry in a snapshot.
 func (k indexEntry) hasEqualEntry(l indexEntry) bool {
 	return k.kind == l.kind && k.mode == l.mode && k.size == l.size && k.unsettled == l.unsettled && k.target == l.target &&
-		(k.kind == wire.Symlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
+		(k.kind == wire.KindSymlink || k.stat.mtime == l.stat.mtime) && slices.Equal(k.blocks, l.blocks)
 }
 
 // equals reports whether all fields of k and l are equal.
@@ -123,7 +123,7 @@ func newIndex() *index { return &index{folders: map[string]*indexSection{}} }
 
 // entryAt returns the entry at a path. A section that cannot be parsed counts as absent.
 func (x *index) entryAt(path string) (indexEntry, bool) {
-	folder, name := wire.Split(path)
+	folder, name := wire.SplitPath(path)
 	s := x.folders[folder]
 	if s == nil {
 		return indexEntry{}, false
@@ -134,7 +134,7 @@ func (x *index) entryAt(path string) (indexEntry, bool) {
 
 // addEntry adds an entry to the section of its folder, which must be a section that this process has created.
 func (x *index) addEntry(path string, k indexEntry) {
-	folder, name := wire.Split(path)
+	folder, name := wire.SplitPath(path)
 	s := x.folders[folder]
 	if s == nil {
 		s = &indexSection{entries: map[string]indexEntry{}}
@@ -273,7 +273,7 @@ const (
 )
 
 // indexKinds are the kinds of entries, by their number in the index file.
-var indexKinds = [...]wire.Kind{wire.File, wire.Dir, wire.Symlink}
+var indexKinds = [...]wire.EntryKind{wire.KindFile, wire.KindDir, wire.KindSymlink}
 
 // appendTo appends the binary form of an entry and its name to the slice to.
 func (k indexEntry) appendTo(to []byte, name string) []byte {
@@ -325,13 +325,13 @@ func readIndexEntry(r *bytes.Reader) (name string, k indexEntry, err error) {
 	if k.target, err = readString(r); err != nil {
 		return "", k, err
 	}
-	if k.kind != wire.File {
+	if k.kind != wire.KindFile {
 		return name, k, nil
 	}
-	if k.size < 0 || k.size > wire.MaxFileSize || wire.Blocks(k.size)*len(wire.Hash{}) > r.Len() {
+	if k.size < 0 || k.size > wire.MaxFileSize || wire.BlockCount(k.size)*len(wire.Hash{}) > r.Len() {
 		return "", k, errIndexDamaged
 	}
-	k.blocks = make([]wire.Hash, wire.Blocks(k.size))
+	k.blocks = make([]wire.Hash, wire.BlockCount(k.size))
 	for i := range k.blocks {
 		if _, err := io.ReadFull(r, k.blocks[i][:]); err != nil {
 			return "", k, err

@@ -35,18 +35,18 @@ func converse(t *testing.T, b *box) *conversation {
 // walked lets the runner look at everything, and returns the snapshot that its changes are based on.
 func (c *conversation) walked(t *testing.T, base string) string {
 	t.Helper()
-	var found wire.Found
-	err := errors.Join(c.to.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true, Base: base}), c.to.Flush())
+	var found wire.FoundTree
+	err := errors.Join(c.to.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true, Base: base}), c.to.Flush())
 	if err == nil {
-		_, err = c.from.Greet()
+		_, err = c.from.ReadHello()
 	}
 	if err == nil {
-		err = c.from.Expect(wire.FrameFound, &found)
+		err = c.from.Expect(wire.FrameFoundTree, &found)
 	}
 	if err == nil {
-		err = errors.Join(c.to.Frame(wire.FrameGo, nil), c.to.Flush())
+		err = errors.Join(c.to.WriteFrame(wire.FrameGo, nil), c.to.Flush())
 	}
-	for kind := wire.Type(0); err == nil && kind != wire.FrameEnd; {
+	for kind := wire.FrameType(0); err == nil && kind != wire.FrameEnd; {
 		kind, _, err = c.from.Next()
 	}
 	if err != nil {
@@ -57,7 +57,7 @@ func (c *conversation) walked(t *testing.T, base string) string {
 
 func (c *conversation) named(t *testing.T, id string) {
 	t.Helper()
-	if err := errors.Join(c.to.JSON(wire.FrameNamed, wire.Named{ID: id}), c.to.Flush(), c.in.Close(), <-c.end); err != nil {
+	if err := errors.Join(c.to.WriteJSON(wire.FrameStoredSnapshot, wire.StoredSnapshot{ID: id}), c.to.Flush(), c.in.Close(), <-c.end); err != nil {
 		t.Error(err)
 	}
 }

@@ -81,11 +81,11 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 		p.folders[workspacePath(f.Path)] = f.Deep
 	}
 	for path := range p.mapped {
-		folder, _ := wire.Split(path)
+		folder, _ := wire.SplitPath(path)
 		p.addFolder(folder)
 	}
 	for path, sec := range s.before.folders {
-		if sec.always && wire.IsBelow(path, wire.Workspace) {
+		if sec.always && wire.IsBelow(path, wire.TreeWorkspace) {
 			p.addFolder(path)
 		}
 	}
@@ -95,9 +95,9 @@ func (s *runningSnapshot) makePlan(hello wire.Hello) error {
 // workspacePath converts rel, a path relative to the workspace, to a path in a snapshot.
 func workspacePath(rel string) string {
 	if rel == "" {
-		return wire.Workspace
+		return wire.TreeWorkspace
 	}
-	return wire.Workspace + "/" + rel
+	return wire.TreeWorkspace + "/" + rel
 }
 
 // plannedFolders returns the folders of the plan, sorted. In place of a folder that the index does not have, it returns
@@ -105,13 +105,13 @@ func workspacePath(rel string) string {
 func (s *runningSnapshot) plannedFolders() []string {
 	out := map[string]bool{}
 	for path := range s.plan.folders {
-		for path != wire.Workspace {
-			if k, ok := s.before.entryAt(path); ok && k.kind == wire.Dir {
+		for path != wire.TreeWorkspace {
+			if k, ok := s.before.entryAt(path); ok && k.kind == wire.KindDir {
 				break
 			}
-			path, _ = wire.Split(path)
+			path, _ = wire.SplitPath(path)
 		}
 		out[path] = true
 	}
-	return slices.SortedFunc(maps.Keys(out), wire.Compare)
+	return slices.SortedFunc(maps.Keys(out), wire.ComparePaths)
 }

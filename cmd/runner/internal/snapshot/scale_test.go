@@ -144,13 +144,13 @@ func fill(t testing.TB, b *box, n int) {
 func TestManyFiles_TakeBoundedMemory(t *testing.T) {
 	t.Parallel()
 	const files = 20_000
-	b, store := newBox(t).measured(t), &workspacetest.Memory{}
+	b, store := newBox(t).measured(t), &workspacetest.MemoryStore{}
 	fill(t, b, files)
 	first := take(t, b, store, "")
 	if first.Files != files || b.peak(t) > enough {
 		t.Errorf("first: %+v, peak %d", first, b.peak(t))
 	}
-	t.Logf("first %v, %d objects, runner's peak %d MiB", first.Duration, len(store.Names()), b.peak(t)>>20)
+	t.Logf("first %v, %d objects, runner's peak %d MiB", first.Duration, len(store.ObjectNames()), b.peak(t)>>20)
 	again := take(t, b, store, first.ID)
 	if again.ID != first.ID || again.ReadBytes != 0 || again.Files != files {
 		t.Errorf("unchanged: %+v", again)

@@ -31,17 +31,17 @@ func (s *sharedFolderFilter) enterFolder(dir *os.Root, path string) (leave func(
 		return func() {}, nil
 	}
 	before := s.rules
-	if path == wire.Workspace {
+	if path == wire.TreeWorkspace {
 		s.rules, err = ignore.ReadTree(dir.FS())
 	} else {
-		s.rules, err = s.rules.Enter(dir.FS(), strings.TrimPrefix(path, wire.Workspace+"/"))
+		s.rules, err = s.rules.EnterFolder(dir.FS(), strings.TrimPrefix(path, wire.TreeWorkspace+"/"))
 	}
 	return func() { s.rules = before }, err
 }
 
 // isIgnored reports whether an ignore rule excludes a file or folder.
 func (s *sharedFolderFilter) isIgnored(path string, info fs.FileInfo) bool {
-	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.Workspace+"/"), info.IsDir())
+	return s != nil && s.rules.Ignores(strings.TrimPrefix(path, wire.TreeWorkspace+"/"), info.IsDir())
 }
 
 // admitFile counts a file, and reports whether the file is within sharedFolderLimits together with all files that were admitted before.

@@ -37,12 +37,12 @@ func TestSharedFolder_SkipsWhatASnapshotCannotHold(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close() //nolint:errcheck // the test's own
-	want := map[string]wire.Reason{
-		"workspace/pipe": wire.Special, "workspace/socket": wire.Special, "workspace/sparse": wire.OverLimit,
-		"workspace/closed": wire.Unreadable, "workspace/locked": wire.Unreadable,
+	want := map[string]wire.SkipReason{
+		"workspace/pipe": wire.SkipSpecial, "workspace/socket": wire.SkipSpecial, "workspace/sparse": wire.SkipOverLimit,
+		"workspace/closed": wire.SkipUnreadable, "workspace/locked": wire.SkipUnreadable,
 	}
 	if os.Getuid() == 0 {
-		want["workspace/device"] = wire.Special
+		want["workspace/device"] = wire.SkipSpecial
 		if err := syscall.Mknod(in("device"), syscall.S_IFCHR|0o666, 1<<8|3); err != nil {
 			t.Fatal(err)
 		}
@@ -56,9 +56,9 @@ func TestSharedFolder_SkipsWhatASnapshotCannotHold(t *testing.T) {
 		}
 	}
 	b.asOther(t)
-	store := &workspacetest.Memory{}
+	store := &workspacetest.MemoryStore{}
 	r := take(t, b, store, "")
-	got := map[string]wire.Reason{}
+	got := map[string]wire.SkipReason{}
 	for _, s := range r.Skips {
 		got[s.Path] = s.Reason
 	}
@@ -81,8 +81,8 @@ func TestSharedFolder_TakesFilesUpToTheLimit(t *testing.T) {
 	for i := range limit + 10 {
 		put(t, b.workspace, fmt.Sprintf("%03d/%05d", i/100, i), "")
 	}
-	r := take(t, b, &workspacetest.Memory{}, "")
-	if r.Files != limit || r.Skipped != 1 || r.Skips[0].Reason != wire.OverLimit || r.Skips[0].Path != fmt.Sprintf("workspace/%03d/%05d", limit/100, limit) {
+	r := take(t, b, &workspacetest.MemoryStore{}, "")
+	if r.Files != limit || r.Skipped != 1 || r.Skips[0].Reason != wire.SkipOverLimit || r.Skips[0].Path != fmt.Sprintf("workspace/%03d/%05d", limit/100, limit) {
 		t.Errorf("result %+v", r)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 func TestSnapshotAndRestore(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	for path, content := range map[string]string{
 		"README.md": "hello", "empty": "", "src/a.go": "package a", "src/b.go": "package a", "a-b": "sorts between", "a/b": "and below",
 		"line\nbreak": "1", "\xff\xfe": "no UTF-8", "sp ace/<&>\u2028": "odd", "big": strings.Repeat("0123456789", 300_000),
@@ -65,7 +65,7 @@ func TestSnapshotAndRestore(t *testing.T) {
 func TestTreesComeBack(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		b, store := newBox(t), &workspacetest.Memory{}
+		b, store := newBox(t), &workspacetest.MemoryStore{}
 		previous := ""
 		for range rapid.IntRange(1, 3).Draw(rt, "turns") {
 			for range rapid.IntRange(0, 8).Draw(rt, "edits") {
@@ -148,7 +148,7 @@ func clearOthers(t *testing.T, dir, model string) {
 // Files with secrets, which every launch writes anew, are not part of snapshots.
 func TestSnapshot_LeavesOutLaunchFiles(t *testing.T) {
 	t.Parallel()
-	b, store := newBox(t), &workspacetest.Memory{}
+	b, store := newBox(t), &workspacetest.MemoryStore{}
 	put(t, b.state, "launch/claude-mcp.json", "secret")
 	put(t, b.state, "claude/launch/kept", "x")
 	put(t, b.workspace, "launch/kept", "x")

@@ -59,11 +59,11 @@ func (t Snapshotter) Run(ctx context.Context, in io.Reader, out io.Writer) error
 		t.Log.Warn("the index of files is not used; all are read", "err", err)
 	}
 	defer func() { s.before.close(); s.after.close() }()
-	hello, err := s.in.Greet()
+	hello, err := s.in.ReadHello()
 	if err != nil {
 		return fmt.Errorf("greet the host: %w", err)
 	}
-	if err := s.out.JSON(wire.FrameHello, wire.Hello{Protocol: wire.Protocol, Edits: true}); err != nil {
+	if err := s.out.WriteJSON(wire.FrameHello, wire.Hello{Protocol: wire.ProtocolVersion, Edits: true}); err != nil {
 		return err
 	}
 	switch whole, err := record.AwaitComplete(ctx, open.state); {
@@ -116,29 +116,31 @@ type runningSnapshot struct {
 	buf    []byte
 	read   uint64 // number of bytes that were read
 
-	lastRead indexEntry         // the file whose content was read last
-	version1 *wire.Tree         // of a snapshot of version 1; nil with edits
-	end      wire.End           // the totals for the frame End
-	query    *watch.ChangeQuery // the watcher's answer; nil if there is none
-	plan     walkPlan           // with edits
-	lines    []entryHash        // of all entries, in a full walk with edits
-	walked   map[string]int     // folders that were walked, with the number of changes in each
+	lastRead indexEntry          // the file whose content was read last
+	version1 *wire.TreeValidator // of a snapshot of version 1; nil with edits
+	end      wire.End            // the totals for the frame End
+	query    *watch.ChangeQuery  // the watcher's answer; nil if there is none
+	plan     walkPlan            // with edits
+	lines    []entryHash         // of all entries, in a full walk with edits
+	walked   map[string]int      // folders that were walked, with the number of changes in each
 }
 
 // walkRoots walks both folders of the snapshot with w, the state folder first.
 func (s *runningSnapshot) walkRoots(w *treeWalk) error {
 	w.ctx, w.maxFile = s.ctx, s.MaxFile
-	if err := w.walkTree(s.roots.state, wire.State, 0); err != nil {
+	if err := w.walkTree(s.roots.state, wire.TreeRecords, 0); err != nil {
 		return err
 	}
 	if s.Shared {
 		w.sharing = &sharedFolderFilter{}
 	}
-	return w.walkTree(s.roots.workspace, wire.Workspace, 0)
+	return w.walkTree(s.roots.workspace, wire.TreeWorkspace, 0)
 }
 
 // newSkip returns the frame that reports that a file is not in the snapshot.
-func newSkip(path string, why wire.Reason) wire.Skip { return wire.Skip{Path: path, Reason: why} }
+func newSkip(path string, why wire.SkipReason) wire.SkippedFile {
+	return wire.SkippedFile{Path: path, Reason: why}
+}
 
 // readKnownBlocks reads the frames Known, with the hashes of the blocks that the host has, until the frame Go or Stop. more is false after Stop:
 // the host has the snapshot already.
@@ -153,15 +155,15 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 			return false, nil
 		case wire.FrameGo:
 			return true, nil
-		case wire.FrameKnown:
+		case wire.FrameKnownHashes:
 			if len(content)%sha256.Size != 0 {
-				return false, wire.Unexpected(t)
+				return false, wire.UnexpectedFrameError(t)
 			}
 			for ; len(content) > 0; content = content[sha256.Size:] {
 				s.host[wire.Hash(content)] = struct{}{}
 			}
 		default:
-			return false, wire.Unexpected(t)
+			return false, wire.UnexpectedFrameError(t)
 		}
 	}
 }
@@ -169,20 +171,20 @@ func (s *runningSnapshot) readKnownBlocks() (more bool, err error) {
 // sendTree runs the runner's side of a snapshot without edits, for an older host: it sends every entry, and the content that the host does not
 // have.
 func (s *runningSnapshot) sendTree() error {
-	if err := errors.Join(s.out.JSON(wire.FrameFound, wire.Found{}), s.out.Flush()); err != nil {
+	if err := errors.Join(s.out.WriteJSON(wire.FrameFoundTree, wire.FoundTree{}), s.out.Flush()); err != nil {
 		return err
 	}
 	more, err := s.readKnownBlocks()
 	if err != nil || !more {
 		return err
 	}
-	s.version1, s.after, s.walked = wire.NewTree(), newIndex(), map[string]int{}
+	s.version1, s.after, s.walked = wire.NewTreeValidator(), newIndex(), map[string]int{}
 	if err := s.walkRoots(s.newRecordingWalk()); err != nil {
 		return err
 	}
 	s.saveIndex()
 	s.end.ID, s.end.Read = s.version1.ID(), s.read
-	return errors.Join(s.out.JSON(wire.FrameEnd, s.end), s.out.Flush())
+	return errors.Join(s.out.WriteJSON(wire.FrameEnd, s.end), s.out.Flush())
 }
 
 // saveIndex writes the new index to the state folder and reports whether that succeeded. A failure, for example on a full disk, is only logged: the
@@ -222,7 +224,7 @@ func (s *runningSnapshot) readFile(dir *os.Root, name string, e *wire.Entry, inf
 // example because a process has mapped the file.
 func (s *runningSnapshot) trustedEntry(path string) (indexEntry, bool) {
 	k, ok := s.before.entryAt(path)
-	return k, ok && k.kind == wire.File && k.trusted && !s.plan.mapped[path]
+	return k, ok && k.kind == wire.KindFile && k.trusted && !s.plan.mapped[path]
 }
 
 // useIndexEntry sets the entry of a file that has become unreadable to the entry in the index, if size and modification time are unchanged. It
@@ -281,7 +283,7 @@ func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, 
 		own = s.indexedBlocks(e.Path)
 	}
 	e.Mode, e.ModTime, e.Size = uint32(first.Mode().Perm()), first.ModTime(), 0
-	e.Blocks = make([]wire.Hash, 0, wire.Blocks(first.Size()))
+	e.Blocks = make([]wire.Hash, 0, wire.BlockCount(first.Size()))
 	// Read no more than the size at the start: a file that grows as fast as it is read would have no end.
 	for from := io.LimitReader(f, first.Size()); e.Size < first.Size(); {
 		if err := s.ctx.Err(); err != nil {
@@ -297,7 +299,7 @@ func (s *runningSnapshot) readContent(dir *os.Root, name string, e *wire.Entry, 
 		short := n < len(s.buf)
 		s.read += uint64(n) //nolint:gosec // a count
 		e.Size += int64(n)
-		e.Blocks = append(e.Blocks, wire.Sum(s.buf[:n]))
+		e.Blocks = append(e.Blocks, wire.HashOf(s.buf[:n]))
 		if h := e.Blocks[len(e.Blocks)-1]; first.Size() > wire.BlockSize && !own[h] {
 			if err := s.sendMissingBlock(h, s.buf[:n]); err != nil {
 				return false, err
@@ -339,5 +341,5 @@ func (s *runningSnapshot) sendMissingBlock(h wire.Hash, content []byte) error {
 		return nil
 	}
 	s.host[h] = struct{}{}
-	return s.out.Frame(wire.FrameBlock, content)
+	return s.out.WriteFrame(wire.FrameBlock, content)
 }

@@ -92,8 +92,8 @@ func cleanPath(name string) (string, error) {
 	if name == "" {
 		return ".", nil
 	}
-	if strings.IndexByte(name, 0) >= 0 || len(name) > wire.MaxPath {
-		return "", refusalError("a path has at most %d bytes and no NUL", wire.MaxPath)
+	if strings.IndexByte(name, 0) >= 0 || len(name) > wire.MaxPathLength {
+		return "", refusalError("a path has at most %d bytes and no NUL", wire.MaxPathLength)
 	}
 	clean := path.Clean(name)
 	if path.IsAbs(clean) || clean == ".." || strings.HasPrefix(clean, "../") {
@@ -228,7 +228,7 @@ func (p *runningUnpack) createFile(name string, h *tar.Header, content io.Reader
 // link to another folder.
 func (p *runningUnpack) createSymlink(name string, h *tar.Header) error {
 	target := h.Linkname
-	if target == "" || len(target) > wire.MaxPath || strings.IndexByte(target, 0) >= 0 || path.IsAbs(target) {
+	if target == "" || len(target) > wire.MaxPathLength || strings.IndexByte(target, 0) >= 0 || path.IsAbs(target) {
 		return refusalError("its target %q is not relative to it", target)
 	}
 	up := strings.Count(name, "/")

@@ -60,7 +60,7 @@ func TestUnpack_ReplacesFiles(t *testing.T) {
 		tar.Header{Name: "hard", Typeflag: tar.TypeLink, Linkname: "dot"},
 		tar.Header{Name: strings.Repeat("long/", 40) + "\xff"},
 	)
-	if err := workspace.Unpack(t.Context(), b, "in", a); err != nil {
+	if err := workspace.UnpackTar(t.Context(), b, "in", a); err != nil {
 		t.Fatal(err)
 	}
 	got := tree(t, b.workspace)
@@ -126,7 +126,7 @@ func TestUnpackRefuses(t *testing.T) {
 			}
 			before := len(tree(t, filepath.Dir(b.workspace)))
 			b.flags = c.flags
-			err := workspace.Unpack(t.Context(), b, c.dir, archive(t, c.a...))
+			err := workspace.UnpackTar(t.Context(), b, c.dir, archive(t, c.a...))
 			var refused *workspace.RefusedError
 			if !errors.As(err, &refused) || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, want %q", err, c.want)
@@ -144,7 +144,7 @@ func TestUnpackRefuses(t *testing.T) {
 		t.Parallel()
 		whole := archive(t, tar.Header{Name: "a"}, tar.Header{Name: "b"}).Bytes()
 		for name, raw := range map[string][]byte{"noise": []byte(strings.Repeat("noise", 1000)), "cut in a header": whole[:1024+100], "cut in a file": whole[:1024+512+3]} {
-			err := workspace.Unpack(t.Context(), newBox(t), "", bytes.NewReader(raw))
+			err := workspace.UnpackTar(t.Context(), newBox(t), "", bytes.NewReader(raw))
 			var refused *workspace.RefusedError
 			if !errors.As(err, &refused) {
 				t.Errorf("%s: %v", name, err)

@@ -31,7 +31,7 @@ type treeWalk struct {
 	// add is called with each entry; a file's content was read before.
 	add func(e *wire.Entry, info fs.FileInfo) error
 	// skip is called for each file or folder that the snapshot cannot contain.
-	skip func(path string, why wire.Reason) error
+	skip func(path string, why wire.SkipReason) error
 	// descend reports whether the walk enters a folder. nil means always.
 	descend func(path string, info fs.FileInfo) bool
 	// done is called after all entries of a folder, and of the folders below it that the walk entered. listed is false if
@@ -51,11 +51,11 @@ func (w *treeWalk) walkTree(root *os.Root, prefix string, depth int) error {
 		return fmt.Errorf("read %s: %w", prefix, err)
 	}
 	if err != nil {
-		return errors.Join(w.skip(prefix, wire.Unreadable), w.finishFolder(prefix, false))
+		return errors.Join(w.skip(prefix, wire.SkipUnreadable), w.finishFolder(prefix, false))
 	}
 	leave, err := w.sharing.enterFolder(root, prefix)
 	if err != nil { // without its rules, no file of the folder is included
-		return errors.Join(w.skip(prefix, wire.Unreadable), w.finishFolder(prefix, false))
+		return errors.Join(w.skip(prefix, wire.SkipUnreadable), w.finishFolder(prefix, false))
 	}
 	defer leave()
 	if err := w.visitEntries(root, prefix, names, depth); err != nil {
@@ -78,7 +78,7 @@ var excludedNames = []string{indexFileName, indexFileName + ".new", record.NoteF
 // visitEntries visits the entries with the given names in a folder.
 func (w *treeWalk) visitEntries(root *os.Root, prefix string, names []string, depth int) error {
 	for _, name := range names {
-		if prefix == wire.State && slices.Contains(excludedNames, name) {
+		if prefix == wire.TreeRecords && slices.Contains(excludedNames, name) {
 			continue
 		}
 		if err := w.ctx.Err(); err != nil {
@@ -97,9 +97,9 @@ func (w *treeWalk) visitEntries(root *os.Root, prefix string, names []string, de
 		}
 		switch {
 		case err != nil:
-			err = w.skip(path, wire.Unreadable)
-		case len(path) > wire.MaxPath:
-			err = w.skip(path, wire.PathTooLong)
+			err = w.skip(path, wire.SkipUnreadable)
+		case len(path) > wire.MaxPathLength:
+			err = w.skip(path, wire.SkipPathTooLong)
 		default:
 			err = w.visitEntry(root, name, path, info, depth)
 		}
@@ -136,34 +136,34 @@ func (w *treeWalk) visitEntry(dir *os.Root, name, path string, info fs.FileInfo,
 		case errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrInvalid):
 			return nil
 		case err != nil:
-			return w.skip(path, wire.Unreadable)
-		case len(target) > wire.MaxPath:
-			return w.skip(path, wire.PathTooLong)
+			return w.skip(path, wire.SkipUnreadable)
+		case len(target) > wire.MaxPathLength:
+			return w.skip(path, wire.SkipPathTooLong)
 		}
-		return w.add(&wire.Entry{Path: path, Kind: wire.Symlink, Target: target}, info)
+		return w.add(&wire.Entry{Path: path, Kind: wire.KindSymlink, Target: target}, info)
 	case fs.ModeDir:
 		return w.visitFolder(dir, name, e, info, depth)
 	}
-	return w.skip(path, wire.Special)
+	return w.skip(path, wire.SkipSpecial)
 }
 
 // visitRegularFile reads a regular file and adds its entry to the snapshot, or skips the file.
 func (w *treeWalk) visitRegularFile(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo) error {
 	if info.Size() > w.maxFile {
-		return w.skip(e.Path, wire.TooLarge)
+		return w.skip(e.Path, wire.SkipTooLarge)
 	}
 	if !w.sharing.admitFile(info) {
-		return w.skip(e.Path, wire.OverLimit)
+		return w.skip(e.Path, wire.SkipOverLimit)
 	}
-	e.Kind = wire.File
+	e.Kind = wire.KindFile
 	err := w.file(dir, name, e, info)
 	switch {
 	case errors.Is(err, errFileGone):
 		return nil
 	case errors.Is(err, errFileUnreadable):
-		return w.skip(e.Path, wire.Unreadable)
+		return w.skip(e.Path, wire.SkipUnreadable)
 	case errors.Is(err, errFileTooLarge):
-		return w.skip(e.Path, wire.TooLarge)
+		return w.skip(e.Path, wire.SkipTooLarge)
 	case err != nil:
 		return err
 	}
@@ -172,9 +172,9 @@ func (w *treeWalk) visitRegularFile(dir *os.Root, name string, e *wire.Entry, in
 
 // visitFolder adds the entry of a folder to the snapshot, and walks the folder if w.descend allows it.
 func (w *treeWalk) visitFolder(dir *os.Root, name string, e *wire.Entry, info fs.FileInfo, depth int) error {
-	e.Kind = wire.Dir
+	e.Kind = wire.KindDir
 	if depth == maxFolderDepth {
-		return w.skip(e.Path, wire.TooDeep)
+		return w.skip(e.Path, wire.SkipTooDeep)
 	}
 	if err := w.add(e, info); err != nil {
 		return err
@@ -187,7 +187,7 @@ func (w *treeWalk) visitFolder(dir *os.Root, name string, e *wire.Entry, info fs
 		return nil
 	}
 	if err != nil {
-		return errors.Join(w.skip(e.Path, wire.Unreadable), w.finishFolder(e.Path, false))
+		return errors.Join(w.skip(e.Path, wire.SkipUnreadable), w.finishFolder(e.Path, false))
 	}
 	defer sub.Close() //nolint:errcheck // only read
 	// A link may have replaced it meanwhile.

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// The codes of turns that used too much of a resource; see runner.Ended.
+// The codes of turns that used too much of a resource; see runner.TurnEnd.
 const (
 	CodeDiskLimit   = "DISK_LIMIT"
 	CodeOutOfMemory = "OUT_OF_MEMORY"
@@ -57,7 +57,7 @@ func (s *Supervisor) JournalEvents(ctx context.Context, payloads ...events.Paylo
 			s.cfg.Log.Error("journal an event of the runner", "type", p.EventType(), "err", err)
 			continue
 		}
-		s.cfg.Journal.Append(at, runner.Line{
+		s.cfg.Journal.Append(at, runner.JournalLine{
 			Type: p.EventType(), Time: s.cfg.Now().UTC(), ExecutionID: s.recording, ConversationID: events.MainConversation, Data: raw,
 		})
 	}
@@ -113,7 +113,7 @@ func (s *Supervisor) KillForResource(code, message string) {
 	if r != nil {
 		r.mu.Lock()
 		if r.exhausted == nil {
-			r.exhausted = &runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
+			r.exhausted = &runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: code, Message: message}
 		}
 		r.mu.Unlock()
 		r.kill()

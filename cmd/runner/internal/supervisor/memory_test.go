@@ -37,7 +37,7 @@ func (shell) TranscriptPath(agent.Folders, string) (string, error) {
 func (s shell) BeginTurn(q runner.Query, _ *agent.Turn) error { return s.in.Send(q.Content) }
 func (s shell) Interrupt() error                              { return nil }
 func (s shell) HandleLine(_ []byte, t *agent.Turn) error {
-	t.End(runner.Ended{Outcome: runner.Completed})
+	t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	return nil
 }
 
@@ -92,14 +92,14 @@ func (s *scene) start(execution, script string) {
 }
 
 // until reads lines up to one of the type, and returns it.
-func (s *scene) until(typ events.Type) runner.Line {
+func (s *scene) until(typ events.Type) runner.JournalLine {
 	s.t.Helper()
 	limit := time.NewTimer(30 * time.Second)
 	defer limit.Stop()
 	for {
 		lines, changed := s.j.LinesAfter(s.at, 1)
 		for _, raw := range lines {
-			var l runner.Line
+			var l runner.JournalLine
 			if err := json.Unmarshal(raw, &l); err != nil {
 				s.t.Fatal(err)
 			}
@@ -118,7 +118,7 @@ func (s *scene) until(typ events.Type) runner.Line {
 	}
 }
 
-func decode[T any](t *testing.T, l runner.Line) (v T) {
+func decode[T any](t *testing.T, l runner.JournalLine) (v T) {
 	t.Helper()
 	if err := json.Unmarshal(l.Data, &v); err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func TestAgentKilled_ForMemoryHasItsCode(t *testing.T) {
 			g.kills.Store(7) // earlier kills
 			s := begin(t, g)
 			s.start("exe_1", "sleep 600")
-			pid := decode[runner.Started](t, s.until(runner.AgentStarted)).PID
+			pid := decode[runner.TurnStart](t, s.until(runner.AgentStarted)).PID
 			if tc.kernel {
 				g.kills.Add(1)
 			}
@@ -151,12 +151,12 @@ func TestAgentKilled_ForMemoryHasItsCode(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := s.until(runner.TurnEnded)
-			if e := decode[runner.Ended](t, l); e.Outcome != runner.Failed || e.Code != tc.want || tc.want == "OUT_OF_MEMORY" && l.N != 2 {
+			if e := decode[runner.TurnEnd](t, l); e.Outcome != runner.OutcomeFailed || e.Code != tc.want || tc.want == "OUT_OF_MEMORY" && l.N != 2 {
 				t.Errorf("end %+v in line %d", e, l.N)
 			}
 			// Earlier kills do not affect the next turn.
 			s.start("exe_2", "kill -9 $$")
-			if e := decode[runner.Ended](t, s.until(runner.TurnEnded)); e.Code != "AGENT_EXITED" {
+			if e := decode[runner.TurnEnd](t, s.until(runner.TurnEnded)); e.Code != "AGENT_EXITED" {
 				t.Errorf("the next turn: %+v", e)
 			}
 		})
@@ -175,19 +175,19 @@ func TestToolKilled_ForMemoryIsReported(t *testing.T) {
 		t.Errorf("told %+v of %q", e, l.ExecutionID)
 	}
 	s.sup.Kill(t.Context())
-	if e := decode[runner.Ended](t, s.until(runner.TurnEnded)); e.Outcome != runner.Killed {
+	if e := decode[runner.TurnEnd](t, s.until(runner.TurnEnded)); e.Outcome != runner.OutcomeKilled {
 		t.Errorf("end %+v", e)
 	}
 	// A kill at the end of the turn is reported before the end.
 	s.start("exe_2", "sleep 600")
-	pid := decode[runner.Started](t, s.until(runner.AgentStarted)).PID
+	pid := decode[runner.TurnStart](t, s.until(runner.AgentStarted)).PID
 	g.kills.Add(1)
 	if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
 	told := s.until("error")
 	end := s.until(runner.TurnEnded)
-	if told.ExecutionID != "exe_2" || decode[runner.Ended](t, end).Code != "AGENT_EXITED" {
+	if told.ExecutionID != "exe_2" || decode[runner.TurnEnd](t, end).Code != "AGENT_EXITED" {
 		t.Errorf("told %+v, end %s", told, end.Data)
 	}
 	// In a group that other programs share, kills are not reported.

@@ -12,7 +12,7 @@ import (
 
 // replaceDockerServers replaces the MCP servers of type docker in a query by commands that connect to their containers.
 // The agent starts these commands like MCP servers of type stdio, so that adapters need not support containers.
-func replaceDockerServers(q *runner.Query, executable string) *runner.Error {
+func replaceDockerServers(q *runner.Query, executable string) *runner.CommandError {
 	q.MCPServers = slices.Clone(q.MCPServers)
 	for i, s := range q.MCPServers {
 		if s.Type != events.MCPTypeDocker {

@@ -62,7 +62,7 @@ func (c *Config) validate() error {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	settings.Default(&c.Limits)
+	settings.SetDefaults(&c.Limits)
 	for name, limit := range map[string]time.Duration{
 		"silence-warn": c.SilenceWarn, "silence-kill": c.SilenceKill, "mute-kill": c.MuteKill, "term-grace": c.TermGrace,
 	} {
@@ -125,12 +125,12 @@ type acceptedQuery struct {
 	decided chan struct{} // signalled after a verdict was added
 
 	mu          sync.Mutex
-	verdicts    []runner.Verdict // decisions that the run has not applied yet
-	session     agent.Session    // set once the query was sent
+	verdicts    []runner.ApprovalDecision // decisions that the run has not applied yet
+	session     agent.Session             // set once the query was sent
 	interrupted bool
-	exhausted   *runner.Ended // the end of a run that was killed because of a resource; nil if the kill was requested
-	oomBefore   uint64        // processes that the kernel ended for lack of memory before the run
-	oomTold     uint64        // number of those that were reported already
+	exhausted   *runner.TurnEnd // the end of a run that was killed because of a resource; nil if the kill was requested
+	oomBefore   uint64          // processes that the kernel ended for lack of memory before the run
+	oomTold     uint64          // number of those that were reported already
 }
 
 // New checks the configuration and returns a Supervisor, which does nothing until Run is called.
@@ -143,7 +143,7 @@ func New(cfg Config) (*Supervisor, error) {
 
 // Start accepts a query, whose turn Run then runs. If the same execution and attempt was started before, Start does
 // nothing, also after its end.
-func (s *Supervisor) Start(q runner.Query) *runner.Error {
+func (s *Supervisor) Start(q runner.Query) *runner.CommandError {
 	r, refusal := s.prepareExecution(q)
 	if refusal != nil {
 		refusal.Message = redact.New(q.Redact...).RedactString(refusal.Message)
@@ -157,9 +157,9 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 	case refusal != nil:
 		return refusal
 	case s.closed:
-		return &runner.Error{Code: "INTERNAL", Message: "the runner is shutting down"}
+		return &runner.CommandError{Code: "INTERNAL", Message: "the runner is shutting down"}
 	case s.active != nil:
-		return &runner.Error{Code: "BUSY", Message: fmt.Sprintf("execution %s runs; one at a time", s.active.query.ExecutionID)}
+		return &runner.CommandError{Code: "BUSY", Message: fmt.Sprintf("execution %s runs; one at a time", s.active.query.ExecutionID)}
 	}
 	s.seen[key] = true
 	s.active = r
@@ -168,7 +168,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.Error {
 }
 
 // prepareExecution validates a query with which an execution begins, and prepares its turn.
-func (s *Supervisor) prepareExecution(q runner.Query) (*acceptedQuery, *runner.Error) {
+func (s *Supervisor) prepareExecution(q runner.Query) (*acceptedQuery, *runner.CommandError) {
 	switch {
 	case q.ExecutionID == "":
 		return nil, invalidQueryError("query.executionId is empty")
@@ -179,7 +179,7 @@ func (s *Supervisor) prepareExecution(q runner.Query) (*acceptedQuery, *runner.E
 	}
 	if s.cfg.Disk != nil {
 		if message, over := s.cfg.Disk.CheckLimit(); over {
-			return nil, &runner.Error{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
+			return nil, &runner.CommandError{Code: CodeDiskLimit, Message: message + ": remove files before the next query"}
 		}
 	}
 	return s.prepareQuery(q)
@@ -187,7 +187,7 @@ func (s *Supervisor) prepareExecution(q runner.Query) (*acceptedQuery, *runner.E
 
 // prepareQuery fills a query from the profile, asks the adapter for the command of the agent's process, and returns the
 // acceptedQuery.
-func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error) {
+func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.CommandError) {
 	if q.Fork != nil && q.Resume == "" {
 		return nil, invalidQueryError("query.fork: query.resume is empty")
 	}
@@ -204,11 +204,11 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error
 	}
 	adapter, ok := s.cfg.Adapters[q.Architecture]
 	if !ok {
-		return nil, &runner.Error{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, adapterNames(s.cfg.Adapters))}
+		return nil, &runner.CommandError{Code: "UNKNOWN_ARCHITECTURE", Message: fmt.Sprintf("query.architecture: %q is not one of %v", q.Architecture, adapterNames(s.cfg.Adapters))}
 	}
 	p, err := profile.Load(s.cfg.Folders.State)
 	if err != nil {
-		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
+		return nil, &runner.CommandError{Code: "INTERNAL", Message: err.Error()}
 	}
 	p.FillEmptyFields(&q)
 	if refusal := replaceDockerServers(&q, s.cfg.Executable); refusal != nil {
@@ -231,11 +231,11 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Error
 	command, err := adapter.Command(launch)
 	command.Files = slices.Concat(command.Files, trusted)
 	if err != nil {
-		var refusal *runner.Error
+		var refusal *runner.CommandError
 		if errors.As(err, &refusal) {
 			return nil, refusal
 		}
-		return nil, &runner.Error{Code: "INTERNAL", Message: err.Error()}
+		return nil, &runner.CommandError{Code: "INTERNAL", Message: err.Error()}
 	}
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
 	if err != nil {
@@ -265,7 +265,7 @@ func (s *Supervisor) Interrupt() {
 
 // ApplyVerdict passes a person's decision on an approval request to the running turn. It does nothing if no turn runs.
 // The same decision may arrive several times.
-func (s *Supervisor) ApplyVerdict(v runner.Verdict) {
+func (s *Supervisor) ApplyVerdict(v runner.ApprovalDecision) {
 	s.mu.Lock()
 	r := s.active
 	s.mu.Unlock()
@@ -282,7 +282,7 @@ func (s *Supervisor) ApplyVerdict(v runner.Verdict) {
 }
 
 // takeVerdicts returns the decisions that have arrived since the last call.
-func (r *acceptedQuery) takeVerdicts() []runner.Verdict {
+func (r *acceptedQuery) takeVerdicts() []runner.ApprovalDecision {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	list := r.verdicts
@@ -351,6 +351,6 @@ func (s *Supervisor) Status() runner.Status {
 }
 
 // invalidQueryError returns the error for a query with an invalid field.
-func invalidQueryError(message string) *runner.Error {
-	return &runner.Error{Code: "INVALID_COMMAND", Message: message}
+func invalidQueryError(message string) *runner.CommandError {
+	return &runner.CommandError{Code: "INVALID_COMMAND", Message: message}
 }

@@ -136,7 +136,7 @@ func (s *Supervisor) runTurn(ctx context.Context, r *acceptedQuery, resume *agen
 	}
 	s.flushWatcher() // earlier changes do not belong to this turn
 	s.cfg.Journal.SetPace(r.query.Pace)
-	defer s.cfg.Journal.SetPace(runner.Pace{})
+	defer s.cfg.Journal.SetPace(runner.OutputRate{})
 	s.storeOOMKills(r)
 	t := s.runOnProcess(r)
 	if id := t.AgentSession(); id != "" {
@@ -156,7 +156,7 @@ func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 }
 
 // journalStart journals the first line of the execution, and the lines that the turn has held.
-func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.Started) {
+func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.TurnStart) {
 	t.Start(begun)
 	s.startJournalingEvents(r)
 }
@@ -179,7 +179,7 @@ func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
 	}
 	s.setRedaction(redact.New(r.query.Redact...))
 	t := s.newTurn(r)
-	begun := runner.Started{Attempt: r.query.Attempt, Policy: r.query.Policy}
+	begun := runner.TurnStart{Attempt: r.query.Attempt, Policy: r.query.Policy}
 	if r.killed.Err() != nil {
 		s.journalStart(r, t, begun)
 		s.endKilledTurn(r, t, "ended before the agent was started")
@@ -215,7 +215,7 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 	if err := launchfiles.Write(s.cfg.Folders.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLine)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLineLength)
 	if err != nil {
 		return nil, err
 	}
@@ -234,8 +234,8 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 }
 
 // startFailureOutcome returns the outcome of a turn whose process could not be started.
-func startFailureOutcome(err error) runner.Ended {
-	var refusal *runner.Error
+func startFailureOutcome(err error) runner.TurnEnd {
+	var refusal *runner.CommandError
 	switch {
 	case errors.As(err, &refusal):
 		return failedOutcome(refusal.Code, refusal.Message)
@@ -276,7 +276,7 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
 		return first, warmResultHangs
 	}
-	s.journalStart(r, t, runner.Started{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
+	s.journalStart(r, t, runner.TurnStart{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
 	return first, warmResultTaken
 }
 
@@ -357,7 +357,7 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 const codeOutputSlowed = "OUTPUT_SLOWED"
 
 // outputSlowedMessage returns the message of the error event OUTPUT_SLOWED for the given pace.
-func outputSlowedMessage(p runner.Pace) string {
+func outputSlowedMessage(p runner.OutputRate) string {
 	return fmt.Sprintf("the agent says more than %d events or %d bytes a second and has to wait", p.EventsPerSecond, p.BytesPerSecond)
 }
 
@@ -367,7 +367,7 @@ func (s *Supervisor) endKilledTurn(r *acceptedQuery, t *agent.Turn, message stri
 	exhausted := r.exhausted
 	r.mu.Unlock()
 	if exhausted == nil {
-		s.abandonTurn(t, runner.Ended{Outcome: runner.Killed, Message: message})
+		s.abandonTurn(t, runner.TurnEnd{Outcome: runner.OutcomeKilled, Message: message})
 		return
 	}
 	t.Emit(events.MainConversation, events.Error{Code: exhausted.Code, Message: exhausted.Message})
@@ -376,12 +376,12 @@ func (s *Supervisor) endKilledTurn(r *acceptedQuery, t *agent.Turn, message stri
 
 // abandonTurn ends the agent's process and then the turn, so that no process of the turn runs when its end is in the
 // journal.
-func (s *Supervisor) abandonTurn(t *agent.Turn, e runner.Ended) {
+func (s *Supervisor) abandonTurn(t *agent.Turn, e runner.TurnEnd) {
 	s.abandonTurnWithin(s.cfg.TermGrace, t, e)
 }
 
 // abandonTurnWithin is abandonTurn with a grace time for the agent's process.
-func (s *Supervisor) abandonTurnWithin(grace time.Duration, t *agent.Turn, e runner.Ended) {
+func (s *Supervisor) abandonTurnWithin(grace time.Duration, t *agent.Turn, e runner.TurnEnd) {
 	if t.HasOpenRequest() {
 		grace = 0 // the end of its stdin would be a denial for the agent
 	}
@@ -407,7 +407,7 @@ func (s *Supervisor) endTurnOfExitedProcess(r *acceptedQuery, w *warmProcess, t 
 	case w.proc.KilledBySystem() && s.wasKilledForMemory(r):
 		s.abandonTurn(t, failedOutcome(CodeOutOfMemory, "the kernel ended the agent's process, as the sandbox has no memory left; "+message))
 	case interrupted:
-		s.abandonTurn(t, runner.Ended{Outcome: runner.Interrupted, Message: message})
+		s.abandonTurn(t, runner.TurnEnd{Outcome: runner.OutcomeInterrupted, Message: message})
 	default:
 		s.abandonTurn(t, failedOutcome("AGENT_EXITED", message))
 	}
@@ -428,7 +428,7 @@ func (s *Supervisor) passLineToSession(w *warmProcess, t *agent.Turn, line proce
 	case line.IsCut():
 		t.Emit(events.MainConversation, events.Error{
 			Code:    "LINE_TOO_LONG",
-			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLine, quoted()),
+			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLineLength, quoted()),
 		})
 	case len(bytes.TrimSpace(line.Data)) == 0:
 	case line.Stream == process.Stderr:
@@ -443,8 +443,8 @@ func (s *Supervisor) passLineToSession(w *warmProcess, t *agent.Turn, line proce
 }
 
 // failedOutcome returns the outcome of a turn that has failed with an error code and a message.
-func failedOutcome(code, message string) runner.Ended {
-	return runner.Ended{Outcome: runner.Failed, Code: code, Message: message}
+func failedOutcome(code, message string) runner.TurnEnd {
+	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: code, Message: message}
 }
 
 // milliseconds returns a duration in milliseconds.

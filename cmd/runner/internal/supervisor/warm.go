@@ -11,19 +11,19 @@ import (
 // warmUpRequest is a request to Supervisor.Run to start the process of an agent without a query.
 type warmUpRequest struct {
 	run    *acceptedQuery
-	answer chan *runner.Error
+	answer chan *runner.CommandError
 }
 
 // WarmUp starts the agent's process for queries like q, so that the next query finds it running. q needs no execution
 // and no content and, in a sandbox of the warm pool, no session. WarmUp returns when the process was started and the
 // agent's session was opened. It does nothing if a process of the agent is alive.
-func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.Error {
+func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.CommandError {
 	r, refusal := s.prepareQuery(q)
 	if refusal != nil {
 		refusal.Message = redact.New(q.Redact...).RedactString(refusal.Message)
 		return refusal
 	}
-	m := warmUpRequest{r, make(chan *runner.Error, 1)}
+	m := warmUpRequest{r, make(chan *runner.CommandError, 1)}
 	if !s.requestWarmUp(m) {
 		r.kill()
 		return nil
@@ -32,7 +32,7 @@ func (s *Supervisor) WarmUp(ctx context.Context, q runner.Query) *runner.Error {
 	case refusal := <-m.answer:
 		return refusal
 	case <-ctx.Done():
-		return &runner.Error{Code: "INTERNAL", Message: "the process of the agent was not started: " + ctx.Err().Error()}
+		return &runner.CommandError{Code: "INTERNAL", Message: "the process of the agent was not started: " + ctx.Err().Error()}
 	}
 }
 
@@ -64,7 +64,7 @@ func (s *Supervisor) answerWarmUp() {
 
 // startWarmProcess starts the agent's process without a query, unless one is alive. resume holds the agent's own
 // session ids.
-func (s *Supervisor) startWarmProcess(r *acceptedQuery, resume *agentSessions) *runner.Error {
+func (s *Supervisor) startWarmProcess(r *acceptedQuery, resume *agentSessions) *runner.CommandError {
 	defer r.kill() // releases its context
 	if s.currentProcess() != nil {
 		return nil
@@ -74,12 +74,12 @@ func (s *Supervisor) startWarmProcess(r *acceptedQuery, resume *agentSessions) *
 	}
 	s.setRedaction(redact.New(r.query.Redact...))
 	if _, err := s.launchProcess(r); err != nil {
-		var refusal *runner.Error
+		var refusal *runner.CommandError
 		if errors.As(err, &refusal) {
 			return refusal
 		}
 		e := startFailureOutcome(err)
-		return &runner.Error{Code: e.Code, Message: e.Message}
+		return &runner.CommandError{Code: e.Code, Message: e.Message}
 	}
 	return nil
 }

@@ -45,12 +45,12 @@ func cleanLocal(name string) (string, error) {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: is empty or has a NUL: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return "", &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutsideWorkspace}
 	}
 	return clean, nil
 }
 
-// wrapError wraps an error of os.Root about the path name in sandbox.ErrNotFound, sandbox.ErrOutside or another error
+// wrapError wraps an error of os.Root about the path name in sandbox.ErrNotFound, sandbox.ErrOutsideWorkspace or another error
 // that callers distinguish.
 func wrapError(name string, err error) error {
 	switch {
@@ -59,7 +59,7 @@ func wrapError(name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return &pathError{fmt.Sprintf("path %q: there is no such file in the workspace", name), sandbox.ErrNotFound}
 	case isEscapeError(err):
-		return &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutside}
+		return &pathError{fmt.Sprintf("path %q: is outside the workspace", name), sandbox.ErrOutsideWorkspace}
 	}
 	return fmt.Errorf("path %q: %w", name, err)
 }

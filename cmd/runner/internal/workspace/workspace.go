@@ -20,7 +20,7 @@ var workspaceAliases = []string{"/mnt/workspace", "/workspace"}
 
 // Workspace is an open workspace folder. Paths that its methods get are relative to it, or absolute and begin with the
 // folder's own path, /mnt/workspace or /workspace. For a path that leaves the workspace, its methods return an error
-// that wraps sandbox.ErrOutside.
+// that wraps sandbox.ErrOutsideWorkspace.
 type Workspace struct {
 	root     *os.Root
 	prefixes []string
@@ -59,11 +59,11 @@ func (w *Workspace) RelativePath(path string) (string, error) {
 	if filepath.IsAbs(rel) {
 		var ok bool
 		if rel, ok = w.cutWorkspacePrefix(rel); !ok {
-			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 		}
 	}
 	if !filepath.IsLocal(rel) {
-		return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+		return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 	}
 	// Links in the existing part of the path are followed; a part that does not exist yet cannot lead out.
 	for at := rel; ; at = filepath.Dir(at) {
@@ -73,10 +73,10 @@ func (w *Workspace) RelativePath(path string) (string, error) {
 			return rel, nil
 		case errors.Is(err, fs.ErrNotExist) && at != ".":
 			if target, linkErr := w.root.Readlink(at); linkErr == nil && filepath.IsAbs(target) {
-				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+				return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 			}
 		case isEscapeError(err):
-			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutside)
+			return "", fmt.Errorf("path %s: %w", path, sandbox.ErrOutsideWorkspace)
 		default:
 			return "", fmt.Errorf("path %s: %w", path, err)
 		}
@@ -110,7 +110,9 @@ func isEscapeError(err error) bool {
 }
 
 // IsOutside reports whether an operation on Root failed because the path leaves the workspace.
-func IsOutside(err error) bool { return errors.Is(err, sandbox.ErrOutside) || isEscapeError(err) }
+func IsOutside(err error) bool {
+	return errors.Is(err, sandbox.ErrOutsideWorkspace) || isEscapeError(err)
+}
 
 // RelativePath converts path to a path relative to the workspace dir, as Workspace.RelativePath does.
 func RelativePath(dir, path string) (string, error) {

@@ -61,7 +61,7 @@ func TestRel(t *testing.T) {
 		"..", "../ws-evil/secret", "sub/../../ws-evil", evil, evil + "/secret", dir + "-evil/secret", dir + "/../ws-evil/secret", "/etc/passwd", "/workspace-evil/x", "/mnt/workspace/../x",
 		"out", "out/secret", "outfile", "up/secret", "dangling", "dangling/x", "danglingup", "out/new/deep",
 	} {
-		if got, err := w.RelativePath(path); !errors.Is(err, sandbox.ErrOutside) {
+		if got, err := w.RelativePath(path); !errors.Is(err, sandbox.ErrOutsideWorkspace) {
 			t.Errorf("Rel(%q) = %q, %v; want ErrOutside", path, got, err)
 		}
 	}

@@ -82,7 +82,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	if cfg.CAFile != "" {
-		pool, err := certificate.ReadPool(cfg.CAFile)
+		pool, err := certificate.ReadCertPool(cfg.CAFile)
 		if err != nil {
 			return nil, fmt.Errorf("ca-file: %w", err)
 		}
@@ -166,7 +166,7 @@ type retryState struct {
 }
 
 func newRetryState() *retryState {
-	return &retryState{maxRetries, retry.Doubling(firstRetryWait, maxRetryWait)}
+	return &retryState{maxRetries, retry.NewDoubling(firstRetryWait, maxRetryWait)}
 }
 
 // waitForRetry blocks until a request that failed with err may be repeated: for at least the server's Retry-After, up

@@ -99,7 +99,7 @@ func (e *skippedEventsError) Error() string {
 // reconnectLoop connects and reads until the iteration ends, and reconnects after a lost connection. It returns the
 // error with which Follow ends.
 func (f *followIteration) reconnectLoop(ctx context.Context) error {
-	since, pauses := time.Now(), retry.Doubling(firstRetryWait, maxRetryWait)
+	since, pauses := time.Now(), retry.NewDoubling(firstRetryWait, maxRetryWait)
 	for {
 		before := f.yielded
 		joined, err := f.readConnection(ctx)

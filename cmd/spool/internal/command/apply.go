@@ -56,7 +56,7 @@ func (c *applyCommand) readDefinitions(a *app) ([]definition.Document, error) {
 		defer f.Close() //nolint:errcheck // the file is only read
 		name, in = c.File, f
 	}
-	data, err := io.ReadAll(io.LimitReader(in, definition.MaxFile+1))
+	data, err := io.ReadAll(io.LimitReader(in, definition.MaxFileSize+1))
 	if err != nil {
 		return nil, usageError("file: %v", err)
 	}
@@ -79,9 +79,9 @@ func (c *applyCommand) buildSpecs(a *app, docs []definition.Document) ([]any, er
 		case d.Instance != nil:
 			out[i] = d.Instance
 		default:
-			spec, faults := d.Environment.Fill(a.lookupEnv, c.readReferencedFile)
+			spec, faults := d.Environment.ReadValues(a.lookupEnv, c.readReferencedFile)
 			for _, f := range faults {
-				wrong = append(wrong, d.At(f.Field, f.Detail))
+				wrong = append(wrong, d.ErrorAt(f.Field, f.Detail))
 			}
 			out[i] = spec
 		}
@@ -102,7 +102,7 @@ func (c *applyCommand) readReferencedFile(path string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b, err := io.ReadAll(io.LimitReader(f, definition.MaxValue+2)) // the value with a line feed, and one byte to detect more
+	b, err := io.ReadAll(io.LimitReader(f, definition.MaxVariableSize+2)) // the value with a line feed, and one byte to detect more
 	return b, errors.Join(err, f.Close())
 }
 
@@ -148,7 +148,7 @@ func addFilePosition(ctx context.Context, d definition.Document, err error) erro
 	if client.IsCode(err, "INVALID_REQUEST", "PAYLOAD_TOO_LARGE") {
 		code = ExitUsage
 	}
-	return &exitError{code, d.At(field, withoutField.Error())}
+	return &exitError{code, d.ErrorAt(field, withoutField.Error())}
 }
 
 // printApplied prints which definitions were applied before definition i failed with err, and returns err.

@@ -142,7 +142,7 @@ func (c *envsShowCommand) Run(a *app) error {
 		if err := decodeStrict(spec, &s); err != nil {
 			return err
 		}
-		stored := definition.Stored(s)
+		stored := definition.FromStored(s)
 		d.Environment = &stored
 		return nil
 	})
@@ -191,7 +191,7 @@ func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill 
 		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.SafeLine(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
 			return err
 		}
-		return definition.Write(a.Out, d)
+		return definition.WriteYAML(a.Out, d)
 	})
 }
 

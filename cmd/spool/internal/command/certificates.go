@@ -51,7 +51,7 @@ func (c *certificatesCommand) Run(a *app) error {
 		return err
 	}
 	// Clients must trust an authority before a server presents one of its certificates.
-	if err := authority.Trust(c.CAFile); err != nil {
+	if err := authority.WriteTrustFile(c.CAFile); err != nil {
 		return err
 	}
 	for _, s := range servers {
@@ -67,7 +67,7 @@ func (c *certificatesCommand) Run(a *app) error {
 }
 
 // printIssued prints which certificates were issued, and how to use them.
-func (c *certificatesCommand) printIssued(a *app, folder string, names []string, issued certificate.Issued) error {
+func (c *certificatesCommand) printIssued(a *app, folder string, names []string, issued certificate.IssueResult) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
 	}

@@ -53,7 +53,7 @@ func TestCertificates_AreTrustedByCAFile(t *testing.T) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(map[string]any{"sessions": []any{}})
 	}))
-	gateway.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: pair.TLS().GetCertificate}
+	gateway.TLS = &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: pair.TLSConfig().GetCertificate}
 	gateway.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
 	gateway.StartTLS()
 	defer gateway.Close()
@@ -81,7 +81,7 @@ func TestNATSCA_IsCheckedByCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	ca, missing := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "missing.pem")
-	if err := authority.Trust(ca); err != nil {
+	if err := authority.WriteTrustFile(ca); err != nil {
 		t.Fatal(err)
 	}
 	for _, command := range [][]string{{"provision", "--wait=1ms"}, {"verify"}} {

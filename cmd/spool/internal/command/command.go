@@ -107,10 +107,10 @@ func CLIModel() (*kong.Application, error) {
 // refers to the default of the service, such as ${gateway_Listen}.
 func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(c, append(options, kong.Name("spool"),
-		kong.Vars(settings.Vars("daemon", daemon.Settings{}, "NATSURL")),
-		kong.Vars(settings.Vars("executor", executor.Config{}, "Sandbox", "DiskLimit")),
-		kong.Vars(settings.Vars("gateway", gateway.Config{}, "Listen", "GRPCListen", "Auth")),
-		kong.Vars(settings.Vars("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
+		kong.Vars(settings.DefaultVariables("daemon", daemon.Settings{}, "NATSURL")),
+		kong.Vars(settings.DefaultVariables("executor", executor.Config{}, "Sandbox", "DiskLimit")),
+		kong.Vars(settings.DefaultVariables("gateway", gateway.Config{}, "Listen", "GRPCListen", "Auth")),
+		kong.Vars(settings.DefaultVariables("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
 }
 
 // app is the state that one run of spool shares with its command.

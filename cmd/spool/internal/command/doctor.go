@@ -264,7 +264,7 @@ func (x *doctorChecks) checkPostgres(ctx context.Context) finding {
 		database = x.running.DatabaseURL
 	}
 	if database == "" {
-		found, err := pgserver.Find(ctx, pgserver.Config{DataDir: filepath.Join(x.dir, "postgres")})
+		found, err := pgserver.FindBinary(ctx, pgserver.Config{DataDir: filepath.Join(x.dir, "postgres")})
 		if errors.Is(err, pgserver.ErrNoBinary) {
 			return noteFinding("no binary on this machine; the first start downloads one", "without a network install one (Debian: apt-get install postgresql), or set SPOOL_DATABASE_URL")
 		}

@@ -195,7 +195,7 @@ func (x *securityChecks) checkPathRequiresKey(ctx context.Context, path, remedy 
 	}
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true}
 	if x.CA != "" {
-		pool, err := certificate.ReadPool(x.CA)
+		pool, err := certificate.ReadCertPool(x.CA)
 		if err != nil {
 			return failedFinding("ca-file: "+err.Error(), "name a PEM file with the authority's certificate")
 		}

@@ -156,7 +156,7 @@ func (s *folderScanner) listSubfolder(p string, above ignore.Tree) error {
 	if err != nil {
 		return unreadableError(p, err)
 	}
-	tree, err := above.Enter(sub, p)
+	tree, err := above.EnterFolder(sub, p)
 	if errors.Is(err, fs.ErrPermission) {
 		return unreadableError(p, err)
 	}
@@ -185,7 +185,7 @@ const (
 // addEntry adds an entry to the list. It returns a usage error if the entry cannot be uploaded or exceeds the limits.
 func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	if strings.ContainsFunc(p, unicode.IsControl) {
-		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolFile)
+		return usageError("workspace: %q: the name contains a control character; rename it, or list it in %s", p, ignore.SpoolIgnoreFile)
 	}
 	if err := checkWorkspacePath("workspace", p, false); err != nil {
 		return err
@@ -202,11 +202,11 @@ func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 			return unreadableError(p, err)
 		}
 		if !linkStaysInside(p, target) {
-			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolFile)
+			return usageError("workspace: %q is a link to %q, outside the folder: replace it with its target, or list it in %s", p, truncate.Text(target, 64), ignore.SpoolIgnoreFile)
 		}
 		e.Kind, e.Mode, e.Target = entryKindSymlink, 0, target
 	default:
-		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, specialFileType(info.Mode()), ignore.SpoolFile)
+		return usageError("workspace: %q is not a file, folder or link (it is a %s): remove it, or list it in %s", p, specialFileType(info.Mode()), ignore.SpoolIgnoreFile)
 	}
 	s.bytes += tarBlockBytes + (e.Size+tarBlockBytes-1)/tarBlockBytes*tarBlockBytes
 	if len(p) > maxShortNameBytes || len(e.Target) > maxShortNameBytes {
@@ -214,11 +214,11 @@ func (s *folderScanner) addEntry(p string, info fs.FileInfo) error {
 	}
 	switch {
 	case len(s.entries) >= s.limits.entries:
-		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %d files and folders; list what the agent does not need in %s or .gitignore", s.limits.entries, ignore.SpoolIgnoreFile)
 	case e.Size > s.limits.bytes:
-		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, formatSize(e.Size), formatSize(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: %q has %s; at most %s are uploaded: list it in %s", p, formatSize(e.Size), formatSize(s.limits.bytes), ignore.SpoolIgnoreFile)
 	case s.bytes > s.limits.bytes:
-		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", formatSize(s.limits.bytes), ignore.SpoolFile)
+		return usageError("workspace: the folder has more than %s; list what the agent does not need in %s or .gitignore", formatSize(s.limits.bytes), ignore.SpoolIgnoreFile)
 	}
 	if e.Kind == entryKindFile {
 		f, _, err := openRegularFile(s.root, p)
@@ -249,7 +249,7 @@ func specialFileType(mode fs.FileMode) string {
 // unreadableError returns the error for a path in the folder that could not be read because of err.
 func unreadableError(p string, err error) error {
 	if errors.Is(err, fs.ErrPermission) {
-		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", dirOrRoot(p), ignore.SpoolFile)
+		return usageError("workspace: no permission to read %q: change its mode, or list it in %s", dirOrRoot(p), ignore.SpoolIgnoreFile)
 	}
 	return usageError("workspace: %q: %v", dirOrRoot(p), err)
 }

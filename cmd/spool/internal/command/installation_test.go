@@ -145,7 +145,7 @@ func TestDoctor_ChecksTheMachine(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := serve(t)
-	db := readmodeltest.WithRoles(t, pgtest.Server(t, pgserver.Config{Fast: true}).URL())
+	db := readmodeltest.CreateRoles(t, pgtest.StartServer(t, pgserver.Config{Fast: true}).URL())
 	private := "private Postgres of a stack"
 	good := []string{"--data", t.TempDir(), "--runner", runner, "--listen", "127.0.0.1:0", "--grpc-listen", "127.0.0.1:0", "--url", f.URL}
 	for name, c := range map[string]struct {

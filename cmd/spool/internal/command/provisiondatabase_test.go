@@ -13,7 +13,7 @@ import (
 
 func TestProvisionDatabase_CreatesRoles(t *testing.T) {
 	t.Parallel()
-	url := pgtest.Server(t, pgserver.Config{Fast: true}).URL()
+	url := pgtest.StartServer(t, pgserver.Config{Fast: true}).URL()
 	passwords := []string{"--projector-password", "of'the\\projector", "--gateway-password", "of the gateway"}
 	made := "provisioned database spool: roles spool_projector and spool_gateway\n"
 	for _, c := range []struct {
@@ -29,7 +29,7 @@ func TestProvisionDatabase_CreatesRoles(t *testing.T) {
 		{"new", append([]string{"--admin-url", url}, passwords...), ExitDone, made, ""},
 		{"again", append([]string{"--admin-url", url}, passwords...), ExitDone, made, ""},
 		{"as JSON", append([]string{"--json", "--admin-url", url}, passwords...), ExitDone, `{"database":"spool","roles":["spool_projector","spool_gateway"]}` + "\n", ""},
-		{"as another role", append([]string{"--admin-url", readmodeltest.As(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: use a superuser"},
+		{"as another role", append([]string{"--admin-url", readmodeltest.URLForRole(t, url, "spool_projector")}, passwords...), ExitFailed, "", "the role is not a superuser: use a superuser"},
 		{"nobody answers", append([]string{"--admin-url", "postgres://127.0.0.1:1/x?connect_timeout=2"}, passwords...), ExitFailed, "", "create the roles: "},
 	} {
 		got := spool(t, testIO(t), append([]string{"provision-database"}, c.args...)...)

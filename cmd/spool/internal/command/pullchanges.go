@@ -115,7 +115,7 @@ func (r ignoreRules) ignores(p string, isDir bool) bool {
 			return true
 		}
 		if sub, err := fs.Sub(r.root.FS(), dir); err == nil {
-			if below, err := tree.Enter(sub, dir); err == nil {
+			if below, err := tree.EnterFolder(sub, dir); err == nil {
 				tree = below
 			}
 		}

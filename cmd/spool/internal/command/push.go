@@ -200,7 +200,7 @@ func (c *skillsPushCommand) packFolder(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := skill.Pack(dir, f, strings.Join(c.Ignore, "\n")); err != nil {
+	if err := skill.PackFolder(dir, f, strings.Join(c.Ignore, "\n")); err != nil {
 		return nil, errors.Join(err, f.Close())
 	}
 	return f, nil

@@ -82,7 +82,7 @@ func (r *queryRun) createSession(ctx context.Context) (session string, err error
 
 // createInPlace creates a session that works in the folder itself.
 func (r *queryRun) createInPlace(ctx context.Context) (string, error) {
-	identity, err := hostpath.Identity(r.folder)
+	identity, err := hostpath.FolderIdentity(r.folder)
 	if err != nil {
 		return "", usageError("workspace: %v", err)
 	}

@@ -31,7 +31,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 		if c.Recipient != "" {
 			return usageError("recipient: requires --key, from which the public key is derived")
 		}
-		identity, recipient, err := secret.Generate()
+		identity, recipient, err := secret.GenerateKeyPair()
 		if err != nil {
 			return err
 		}
@@ -41,7 +41,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 		_, err = fmt.Fprintf(a.Out, "# public key: %s\n%s\n", recipient, identity)
 		return err
 	}
-	keys, err := secret.File(c.Key)
+	keys, err := secret.ReadKeyFile(c.Key)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 // reencryptSecrets decrypts every stored secret with keys, encrypts it to recipients, and returns the number of
 // secrets.
 func reencryptSecrets(ctx context.Context, js jetstream.JetStream, keys []age.Identity, recipients []age.Recipient) (n int, err error) {
-	kv, err := secret.Bucket(ctx, js)
+	kv, err := secret.OpenBucket(ctx, js)
 	if err != nil {
 		return 0, err
 	}

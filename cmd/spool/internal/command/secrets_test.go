@@ -53,15 +53,15 @@ func TestSecretsRotate_EncryptsEachSecretForTheNewKey(t *testing.T) {
 	if err := topology.Provision(ctx, js, topology.ProvisionConfig{}); err != nil {
 		t.Fatal(err)
 	}
-	kv, err := secret.Bucket(ctx, js)
+	kv, err := secret.OpenBucket(ctx, js)
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, _, err := secret.Generate()
+	before, _, err := secret.GenerateKeyPair()
 	if err != nil {
 		t.Fatal(err)
 	}
-	after, _, err := secret.Generate()
+	after, _, err := secret.GenerateKeyPair()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,7 +15,7 @@ import (
 // defaultURL returns the URL at which `spool up` serves by default.
 func defaultURL() string {
 	var cfg gateway.Config
-	settings.Default(&cfg)
+	settings.SetDefaults(&cfg)
 	return "http://" + cfg.Listen
 }
 

@@ -182,7 +182,7 @@ func downloadSkill(ctx context.Context, cl *client.Client, ref events.Reference,
 	if err != nil {
 		return err
 	}
-	n, err := io.Copy(zip, io.LimitReader(from, skill.MaxPacked+1))
+	n, err := io.Copy(zip, io.LimitReader(from, skill.MaxPackedSize+1))
 	if err = errors.Join(err, from.Close()); err != nil {
 		return err
 	}

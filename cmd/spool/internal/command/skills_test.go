@@ -78,7 +78,7 @@ func (s *skillsServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/api/skills":
 		answer(http.StatusOK, `{"skills":[{"ref":{"scope":"platform","slug":"xls"},"name":"xls"}]}`)
 	default:
-		doc, _ := json.Marshal(skilltest.Good + "\x1b[2J")
+		doc, _ := json.Marshal(skilltest.ValidDocument + "\x1b[2J")
 		answer(http.StatusOK, `{`+s.version()+`,"document":`+string(doc)+`}`)
 	}
 }
@@ -114,7 +114,7 @@ func (s *skillsServer) last() string {
 func skillFolder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for name, text := range map[string]string{"SKILL.md": skilltest.Good, "run.sh": "#!/bin/sh\n", "x.log": "x", "node_modules/x": "x", ".skillignore": "*.log\n"} {
+	for name, text := range map[string]string{"SKILL.md": skilltest.ValidDocument, "run.sh": "#!/bin/sh\n", "x.log": "x", "node_modules/x": "x", ".skillignore": "*.log\n"} {
 		path := filepath.Join(dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)
@@ -236,7 +236,7 @@ func TestSkillsPush_ClonesARepository(t *testing.T) {
 	git("commit", "--quiet", "-m", "one")
 	first := git("rev-parse", "HEAD")
 	git("tag", "v1")
-	write("sub/dir/SKILL.md", skilltest.Good)
+	write("sub/dir/SKILL.md", skilltest.ValidDocument)
 	if err := os.Symlink("/etc", filepath.Join(repo, "away")); err != nil {
 		t.Fatal(err)
 	}
@@ -320,7 +320,7 @@ func TestSkills_ListShowTagAndRemove(t *testing.T) {
 	}
 	s.run(t, ExitUsage, "ls", "--limit", "-1")
 	show := s.run(t, ExitDone, "show", "platform/pdf-tools@v1")
-	if s.last() != "GET /api/skills/pdf-tools?scope=platform&version=v1" || show.out != skilltest.Good+"\x1b[2J" || !strings.Contains(show.err, "tags latest v1") {
+	if s.last() != "GET /api/skills/pdf-tools?scope=platform&version=v1" || show.out != skilltest.ValidDocument+"\x1b[2J" || !strings.Contains(show.err, "tags latest v1") {
 		t.Errorf("requested %s, printed %q, %q", s.last(), show.out, show.err)
 	}
 	tty := testIO(t)
@@ -353,7 +353,7 @@ func TestSkillsPull_DownloadsAllFilesOrNone(t *testing.T) {
 	if s.last() != "GET /api/skills/pdf-tools/archive?version=DIGEST" || got.out != to+": pdf-tools@"+s.digest+", 2 files\n" {
 		t.Errorf("requested %s, printed %q", s.last(), got.out)
 	}
-	for name, want := range map[string]string{"SKILL.md": "-rw-r--r-- " + skilltest.Good, "run.sh": "-rwxr-xr-x #!/bin/sh\n"} {
+	for name, want := range map[string]string{"SKILL.md": "-rw-r--r-- " + skilltest.ValidDocument, "run.sh": "-rwxr-xr-x #!/bin/sh\n"} {
 		info, err := os.Stat(filepath.Join(to, name))
 		if err != nil {
 			t.Fatal(err)
@@ -368,7 +368,7 @@ func TestSkillsPull_DownloadsAllFilesOrNone(t *testing.T) {
 	}
 	// Another version than the requested one, or an invalid skill, leaves no files.
 	other := filepath.Join(parent, "other")
-	for _, zip := range [][]byte{skilltest.Build(skilltest.Document()), []byte("no zip"), skilltest.UnsafeEntries()[0].ZIP} {
+	for _, zip := range [][]byte{skilltest.BuildZIP(skilltest.DocumentEntry()), []byte("no zip"), skilltest.UnsafeEntryZIPs()[0].ZIP} {
 		s.mu.Lock()
 		s.zip = zip
 		s.mu.Unlock()

@@ -40,7 +40,7 @@ type documentedProgram struct {
 func documentedPrograms() []documentedProgram {
 	return []documentedProgram{
 		{"every service", "Session, projector, janitor, skills, gateway and executor have these settings.", &daemon.Settings{},
-			func(r prometheus.Registerer) { daemon.WatchConnection(r, nil) }},
+			func(r prometheus.Registerer) { daemon.RegisterConnectionMetrics(r, nil) }},
 		{logServicesSection, "Session, projector, janitor, skills and executor also have this setting ([security.md](security.md)).", &daemon.LogSettings{}, nil},
 		{"session", "Owns the life of sessions.", &sessionSettings{}, session.DescribeMetrics},
 		{"projector", "Folds the log into Postgres.", &projector.Config{}, projector.DescribeMetrics},

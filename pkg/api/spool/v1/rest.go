@@ -15,7 +15,7 @@ import (
 var OpenAPI []byte
 
 // SuccessStatus returns the HTTP status of a successful call of a method such as "/spool.v1.Sessions/CreateSession":
-// 201 if the method created something, 202 if the request is stored and takes effect later, otherwise 200.
+// 201 if the method creates something, 202 if the request is stored and takes effect later, otherwise 200.
 func SuccessStatus(method string) int {
 	switch method {
 	case Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Keys_CreateKey_FullMethodName:
@@ -50,8 +50,8 @@ func IsQueryParameter(field protoreflect.FullName) bool {
 	return field == "spool.v1.PostMessageRequest.wait" || field == "spool.v1.StartExecutionRequest.wait"
 }
 
-// HoldsReference reports whether a field holds references to catalogue entries. Over REST each reference is a string,
-// or an object with the fields of Reference and kind.
+// HoldsReference reports whether a field of a request or response holds references to catalogue entries. Over REST each
+// reference is a string, or an object with the fields of Reference and kind.
 func HoldsReference(field protoreflect.FullName) bool {
 	switch field {
 	case "spool.v1.ForkSessionRequest.agent", "spool.v1.CreateSessionRequest.agent", "spool.v1.CreateSessionRequest.agent_profile_ref",
@@ -64,8 +64,9 @@ func HoldsReference(field protoreflect.FullName) bool {
 	return false
 }
 
-// TakesIdempotencyKey reports whether a method evaluates an Idempotency-Key. Only methods that create something on
-// each call do, and DecideApproval, which is refused after a decision; repeating any other method has no effect anyway.
+// TakesIdempotencyKey reports whether the server evaluates the Idempotency-Key of a method. It does so for methods that
+// create something on each call and for DecideApproval, which is refused after a decision. Repeating any other method
+// has no effect.
 func TakesIdempotencyKey(method string) bool {
 	return slices.Contains([]string{
 		Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Sessions_PostMessage_FullMethodName, Executions_StartExecution_FullMethodName,

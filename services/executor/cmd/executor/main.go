@@ -18,14 +18,14 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", jslog.RoleWriter, &c, &c.Settings,
+	os.Exit(daemon.RunService("executor", "Runs agents: claims executions, holds their sandboxes, follows them into the log.", jslog.RoleWriter, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			e, err := executor.New(c.Config, executor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
 			}
 			env.Logger.Info("starting", "executor", e.ID())
-			env.Health.Await("jobs", e.Ready())
+			env.Health.AddChannelCheck("jobs", e.Ready())
 			return e.Run(ctx)
 		}))
 }

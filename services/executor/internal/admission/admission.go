@@ -38,7 +38,7 @@ type Leases interface {
 // Budgets reads the budgets and limits of tenants, and their usage.
 type Budgets interface {
 	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 	// Limits returns a tenant's own limits as they were last read. It does not block.
 	Limits(tenant string) events.TenantLimits
 }
@@ -192,7 +192,7 @@ func (c *Controller) localExecutionLimit(tenant string) int {
 // execution that has just acquired a slot in this executor.
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
-		if _, err := c.Budgets.Of(ctx, tenant); err != nil { // the limits are not known yet after a start
+		if _, err := c.Budgets.Get(ctx, tenant); err != nil { // the limits are not known yet after a start
 			return bus.RetryAfter(err, claimRetryDelay)
 		}
 	}

@@ -69,10 +69,10 @@ func (t *Tracker) Budgets(e Execution, l Limits, s run.State, now time.Time) []a
 	l.Session.Turns = 0
 	add(e.Session, "the session", l.Session, spent)
 	for _, b := range l.Tenant.Budgets {
-		b = b.At(now)
+		b = b.InPeriodAt(now)
 		account := "tenant/" + e.Tenant + "/" + string(b.Period) + "/" + b.From
 		b.Limit.Turns = 0
-		add(account, b.Whose(e.Tenant), b.Limit, t.updateTenantUsage(account, b.Spent, own))
+		add(account, b.Describe(e.Tenant), b.Limit, t.updateTenantUsage(account, b.Spent, own))
 	}
 	return out
 }
@@ -86,7 +86,7 @@ func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Tim
 			return CodeExceeded, message
 		}
 	}
-	if message := l.Tenant.EventsExceeded(e.Tenant, now); message != "" {
+	if message := l.Tenant.ExceededEventLimit(e.Tenant, now); message != "" {
 		return events.CodeTenantEvents, message
 	}
 	return "", ""

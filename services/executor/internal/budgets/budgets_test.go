@@ -81,7 +81,7 @@ func TestTracker_AddsUseSinceTheReport(t *testing.T) {
 func TestTracker_Exceeded(t *testing.T) {
 	t.Parallel()
 	today, _ := events.PeriodDay.Bounds(now)
-	full := budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 10}, Used: budget.DayOutput{Day: today, Logged: events.OutputSize{Events: 10}}}
+	full := budget.Tenant{Limits: events.TenantLimits{EventsPerDay: 10}, Used: budget.DailyOutput{Day: today, Logged: events.OutputSize{Events: 10}}}
 	for name, c := range map[string]struct {
 		own     events.Budget
 		limits  budgets.Limits

@@ -30,7 +30,7 @@ type Store interface {
 	// at those whose changes it would have been told of.
 	Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, previous string, full bool) (Snapshot, error)
 	// Restore fills a sandbox from a snapshot, or from some of its trees, and returns the number of files.
-	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error)
+	Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.TreeName) (uint32, error)
 	// Put writes a file, or unpacks an archive, that is in the object store. The error wraps ErrInvalidContent if the content or the path
 	// is invalid. Put calls fence before it puts the content in place, and returns its error.
 	Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, fence Fence) error
@@ -112,7 +112,7 @@ func (m *Manager) ApplyFileChanges(ctx context.Context, l *eventlog.SessionState
 	for _, e := range list {
 		n, path, err := m.applyChange(ctx, box, e, fence)
 		switch {
-		case errors.Is(err, ErrInvalidContent), errors.Is(err, sandbox.ErrOutside):
+		case errors.Is(err, ErrInvalidContent), errors.Is(err, sandbox.ErrOutsideWorkspace):
 			refused = append(refused, fmt.Sprintf("%s: %v", path, err))
 		case err != nil:
 			return nil, fmt.Errorf("put %s into the workspace: %w", path, err)
@@ -163,12 +163,12 @@ func (m *Manager) applyChange(ctx context.Context, box sandbox.Sandbox, e events
 type RestoreSource struct {
 	session  string
 	snapshot string
-	trees    []workspace.Tree // none for all
+	trees    []workspace.TreeName // none for all
 }
 
 // HasFiles reports whether the source contains files of the workspace. Otherwise it contains only the agent's records.
 func (s RestoreSource) HasFiles() bool {
-	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.Files)
+	return len(s.trees) == 0 || slices.Contains(s.trees, workspace.TreeFiles)
 }
 
 // IsUnfilled reports whether a session's workspace is new and nothing was written to it yet. A folder of the user's machine is never
@@ -194,10 +194,10 @@ func RestoreSources(l *eventlog.SessionState) []RestoreSource {
 	}
 	var list []RestoreSource
 	if f.Snapshot != "" {
-		list = append(list, RestoreSource{f.FilesOwner(), f.Snapshot, []workspace.Tree{workspace.Files}})
+		list = append(list, RestoreSource{f.FilesOwner(), f.Snapshot, []workspace.TreeName{workspace.TreeFiles}})
 	}
 	if f.Records != "" {
-		list = append(list, RestoreSource{f.RecordsOwner(), f.Records, []workspace.Tree{workspace.Records}})
+		list = append(list, RestoreSource{f.RecordsOwner(), f.Records, []workspace.TreeName{workspace.TreeRecords}})
 	}
 	return list
 }
@@ -223,7 +223,7 @@ func (m *Manager) RestoreWorkspace(ctx context.Context, l *eventlog.SessionState
 			restored.Session = first.session
 		}
 	}
-	if last := from[len(from)-1]; slices.Contains(last.trees, workspace.Records) {
+	if last := from[len(from)-1]; slices.Contains(last.trees, workspace.TreeRecords) {
 		restored.Records, restored.RecordsSession = last.snapshot, last.session
 	}
 	restored.DurationMs = uint32(m.Now().Sub(began).Milliseconds()) //nolint:gosec // bounded by Timeout
@@ -237,7 +237,7 @@ func (m *Manager) WriteDefinitionFiles(ctx context.Context, box sandbox.Sandbox,
 	began := m.Now()
 	archive, err := tarFiles(files)
 	if err == nil {
-		err = workspace.Unpack(ctx, box, "", archive)
+		err = workspace.UnpackTar(ctx, box, "", archive)
 	}
 	if err != nil {
 		return events.WorkspaceRestored{}, fmt.Errorf("lay down the agent's files: %w", err)

@@ -24,7 +24,7 @@ type store struct {
 	restored []string
 }
 
-func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
+func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.TreeName) (uint32, error) {
 	what := ref.Session + "/" + id
 	for _, tree := range trees {
 		what += " " + string(tree)
@@ -64,7 +64,7 @@ func TestSources(t *testing.T) {
 		"kept workspace":        {change: func(l *eventlog.SessionState) { l.Run.Snapshot.ID, l.Run.Sandbox.Empty = "s1", false }},
 		"folder of the host":    {change: func(l *eventlog.SessionState) { l.Run.Snapshot.ID, l.Life.Options.HostPath = "s1", "/home" }},
 		"fork of one snapshot":  {func(l *eventlog.SessionState) { l.Life.Fork = fork("s2", "s2") }, []string{"ses_from/s2"}},
-		"fork of two snapshots": {func(l *eventlog.SessionState) { l.Life.Fork = fork("s2", "s3") }, []string{"ses_from/s2 " + string(workspace.Files), "ses_from/s3 " + string(workspace.Records)}},
+		"fork of two snapshots": {func(l *eventlog.SessionState) { l.Life.Fork = fork("s2", "s3") }, []string{"ses_from/s2 " + string(workspace.TreeFiles), "ses_from/s3 " + string(workspace.TreeRecords)}},
 		"fork that was filled": {change: func(l *eventlog.SessionState) {
 			l.Life.Fork, l.Run.Filled, l.Run.Sandbox.Empty = fork("s2", "s2"), true, false
 		}},

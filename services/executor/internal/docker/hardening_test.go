@@ -380,8 +380,8 @@ func TestDiskLimit(t *testing.T) {
 	}
 	start(1, newID(t, events.KindExecution), `head -c 64000000 /dev/zero >big; exec sleep 1000`)
 	m := next(func(m runner.Message) bool { return m.Line != nil && m.Line.Type == runner.TurnEnded })
-	var end runner.Ended
-	if err := json.Unmarshal(m.Line.Data, &end); err != nil || end.Outcome != runner.Failed || end.Code != "DISK_LIMIT" {
+	var end runner.TurnEnd
+	if err := json.Unmarshal(m.Line.Data, &end); err != nil || end.Outcome != runner.OutcomeFailed || end.Code != "DISK_LIMIT" {
 		t.Errorf("the turn ended with %+v, %v", end, err)
 	}
 	if out, _, _ := sh(t, b, `grep -lx -e sleep -e head /proc/[0-9]*/comm 2>/dev/null | wc -l`); out != "0" {

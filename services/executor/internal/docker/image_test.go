@@ -70,8 +70,8 @@ func uses(t *testing.T, p *Provider, image string) map[string]error {
 	spec.Image = image
 	_, errs["a sandbox"] = p.Create(t.Context(), spec)
 	b := withServers(t, p, 1)
-	_, errs["an MCP server"] = p.StartServer(t.Context(), b.id, 0, sandbox.Server{Image: image})
-	_, errs["a layer"] = p.Layer(t.Context(), sandbox.Packages{Image: image}, sandbox.LayerBuilder{})
+	_, errs["an MCP server"] = p.StartServer(t.Context(), b.id, 0, sandbox.MCPServer{Image: image})
+	_, errs["a layer"] = p.Layer(t.Context(), sandbox.LayerPackages{Image: image}, sandbox.LayerBuilder{})
 	return errs
 }
 

@@ -35,11 +35,11 @@ var errInstallTimeout = errors.New("the time limit was reached")
 
 // installPackages runs the installers of the wanted packages in a sandbox that fills a dependency layer. Processes that a package's
 // script leaves running end with the sandbox.
-func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.Packages) error {
+func (p *Provider) installPackages(ctx context.Context, box sandbox.Sandbox, image string, want sandbox.LayerPackages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
 	defer cancel()
-	for _, i := range cfg.Installers(want.Set, layerDir) {
+	for _, i := range cfg.Installers(want.PackageSet, layerDir) {
 		var said layer.Tail
 		code, err := p.runInstaller(ctx, box, i, &said)
 		switch {

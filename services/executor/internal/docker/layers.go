@@ -51,17 +51,17 @@ func (p *Provider) layerVolumePrefix(digest string) string {
 	return p.layerNamePrefix(digest[:16]) + "-"
 }
 
-var _ sandbox.Layerer = (*Provider)(nil)
+var _ sandbox.LayerCreator = (*Provider)(nil)
 
 // Layer returns the name of the volume with the wanted packages. If there is none, it installs the packages into a new volume with a random
 // name, in a sandbox that is as hardened and limited as any other. When the volume is complete, Layer records that on the engine. A helper
 // container, whose name only one executor can create, is the lock among executors.
-func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (p *Provider) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	pic, err := p.lookUpAllowedImage(ctx, imageFields, cmp.Or(want.Image, p.cfg.Image))
 	if err != nil {
 		return "", err
 	}
-	digest := want.Digest(pic.id, pic.platform)
+	digest := want.LayerDigest(pic.id, pic.platform)
 	name, err := p.completeLayer(ctx, digest)
 	if err != nil {
 		return "", err
@@ -119,7 +119,7 @@ func (p *Provider) recordLayerUse(ctx context.Context, digest string) error {
 
 // createLayer creates the dependency layer of a digest and returns its volume. If another executor creates the same layer at the same time,
 // createLayer waits for that executor and returns the other's volume.
-func (p *Provider) createLayer(ctx context.Context, digest, image string, want sandbox.Packages, use sandbox.LayerBuilder) (is string, err error) {
+func (p *Provider) createLayer(ctx context.Context, digest, image string, want sandbox.LayerPackages, use sandbox.LayerBuilder) (is string, err error) {
 	helper, err := p.lockLayer(ctx, digest, image)
 	if err != nil {
 		return "", err

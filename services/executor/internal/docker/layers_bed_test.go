@@ -47,7 +47,7 @@ type layerBed struct {
 	log      *logRecorder
 }
 
-func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest.Wheel) *layerBed {
+func newLayerBed(t testing.TB, npm []dependencytest.NPMPackage, wheels []dependencytest.PythonPackage) *layerBed {
 	t.Helper()
 	b := &layerBed{t: t, cfg: needEngine(t), log: &logRecorder{}}
 	p := provide(t, b.cfg)
@@ -66,7 +66,7 @@ func newLayerBed(t testing.TB, npm []dependencytest.NPM, wheels []dependencytest
 	t.Cleanup(served.Close)
 	elsewhere := httptest.NewServer(other)
 	t.Cleanup(elsewhere.Close)
-	b.other = func() int { return other.Requests("") }
+	b.other = func() int { return other.CountRequests("") }
 	b.startEgress(map[string]string{registryHost: served.Listener.Addr().String(), otherHost: elsewhere.Listener.Addr().String()})
 	b.cfg.Engine += "-" + strings.ToLower(rand.Text())
 	b.cfg.Image = layerImage
@@ -182,11 +182,11 @@ func (b *layerBed) volumes() (names []string) {
 }
 
 // want returns the packages for dependencies.
-func want(t testing.TB, d events.Dependencies) sandbox.Packages {
+func want(t testing.TB, d events.Dependencies) sandbox.LayerPackages {
 	t.Helper()
 	set, err := dependency.Parse(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sandbox.Packages{Set: set}
+	return sandbox.LayerPackages{PackageSet: set}
 }

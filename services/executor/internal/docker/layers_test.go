@@ -16,8 +16,8 @@ import (
 )
 
 // greeter returns npm packages with a program, a module, a dependency and an installation script.
-func greeter(script string) []dependencytest.NPM {
-	return []dependencytest.NPM{
+func greeter(script string) []dependencytest.NPMPackage {
+	return []dependencytest.NPMPackage{
 		{
 			Name: "@spool/greeter", Version: "1.2.3", Bin: map[string]string{"greet-npm": "cli.js"}, Dependencies: map[string]string{"words": "^2.0.0"},
 			Files: map[string]string{
@@ -30,8 +30,8 @@ func greeter(script string) []dependencytest.NPM {
 	}
 }
 
-func pythonic() []dependencytest.Wheel {
-	return []dependencytest.Wheel{{Name: "greeting", Version: "0.1", Module: "WORD = 'hello from pip'\ndef main():\n    print(WORD)\n", Programs: []string{"greet-pip"}, Extras: []string{"loud"}}}
+func pythonic() []dependencytest.PythonPackage {
+	return []dependencytest.PythonPackage{{Name: "greeting", Version: "0.1", Module: "WORD = 'hello from pip'\ndef main():\n    print(WORD)\n", Programs: []string{"greet-pip"}, Extras: []string{"loud"}}}
 }
 
 var both = events.Dependencies{NPM: []string{"@spool/greeter@1.2.3"}, PIP: []string{"greeting[loud]==0.1"}}
@@ -60,10 +60,10 @@ func TestLayer(t *testing.T) {
 	if t.Failed() {
 		t.FailNow()
 	}
-	if n := b.registry.Requests(".tgz"); n != 2 || b.registry.Requests(".whl") != 1 || began.Load() != 6 || slices.ContainsFunc(names, func(n string) bool { return n != names[0] }) {
-		t.Errorf("%d and %d downloads, %d waited, for %v", n, b.registry.Requests(".whl"), began.Load(), names)
+	if n := b.registry.CountRequests(".tgz"); n != 2 || b.registry.CountRequests(".whl") != 1 || began.Load() != 6 || slices.ContainsFunc(names, func(n string) bool { return n != names[0] }) {
+		t.Errorf("%d and %d downloads, %d waited, for %v", n, b.registry.CountRequests(".whl"), began.Load(), names)
 	}
-	b.registry.Switch(false)
+	b.registry.SetAvailable(false)
 	p := provide(t, b.cfg)
 	name, err := p.Layer(t.Context(), want(t, both), sandbox.LayerBuilder{Begun: func() { t.Error("it is made again") }})
 	if err != nil || name != names[0] {
@@ -198,7 +198,7 @@ func TestLayer_EndsWithItsLastCaller(t *testing.T) {
 		_, err := p.Layer(ctx, want(t, events.Dependencies{NPM: both.NPM}), b.builder(p, nil))
 		done <- err
 	}()
-	for b.registry.Requests(".tgz") < 2 { // until it has begun
+	for b.registry.CountRequests(".tgz") < 2 { // until it has begun
 		if t.Context().Err() != nil {
 			t.Fatal(t.Context().Err())
 		}
@@ -224,7 +224,7 @@ func TestLayerLeftBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	digest := packages.Digest(pic.id, pic.platform)
+	digest := packages.LayerDigest(pic.id, pic.platform)
 	lock, err := p.createHelper(t.Context(), p.layerNamePrefix(digest)+"-make", layerImage)
 	if err != nil {
 		t.Fatal(err)
@@ -265,7 +265,7 @@ func TestLayerMadeTwice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	digest := packages.Digest(pic.id, pic.platform)
+	digest := packages.LayerDigest(pic.id, pic.platform)
 	quicker := p.layerVolumePrefix(digest) + "quicker"
 	w := b.builder(p, nil)
 	build := w.Build

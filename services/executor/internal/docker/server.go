@@ -153,7 +153,7 @@ func (p *Provider) freezeServers(ctx context.Context, id string, from container.
 
 // StartServer starts the n-th MCP server of a sandbox, counted from 0, in its own container, unless it already runs. It returns the path of
 // the server's socket, relative to the folder of sockets in the sandbox.
-func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.MCPServer) (string, error) {
 	box, err := p.findSandbox(ctx, id)
 	if err != nil {
 		return "", fmt.Errorf("serve: %w", err)
@@ -176,12 +176,12 @@ func (p *Provider) StartServer(ctx context.Context, id string, n int, s sandbox.
 			return "", ctx.Err()
 		}
 	}
-	return "", guest.WithCode(sandbox.CodeServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
+	return "", guest.WithCode(sandbox.CodeMCPServerFailed, fmt.Sprintf("start MCP server %d of sandbox %s", n, id), err)
 }
 
 // serverSocket returns the path of the socket of a running MCP server, or "" if the server does not run. It removes the container of a
 // server that has ended, or that was created from another definition.
-func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.Server) (string, error) {
+func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox.MCPServer) (string, error) {
 	list, err := p.listServers(ctx, id)
 	if err != nil {
 		return "", err
@@ -206,7 +206,7 @@ func (p *Provider) serverSocket(ctx context.Context, id string, n int, s sandbox
 }
 
 // serverLabel returns the value of the label with the number and the definition of an MCP server.
-func serverLabel(n int, s sandbox.Server) string {
+func serverLabel(n int, s sandbox.MCPServer) string {
 	raw, err := json.Marshal(s)
 	if err != nil {
 		raw = []byte(s.Image) // strings always marshal
@@ -217,7 +217,7 @@ func serverLabel(n int, s sandbox.Server) string {
 
 // createServer creates and starts the container of the n-th MCP server of a sandbox, and returns the name of its socket. The error wraps
 // errVanished if another attempt may succeed.
-func (p *Provider) createServer(ctx context.Context, box listedSandbox, n int, s sandbox.Server) (string, error) {
+func (p *Provider) createServer(ctx context.Context, box listedSandbox, n int, s sandbox.MCPServer) (string, error) {
 	pic, err := p.lookUpAllowedImage(ctx, "", s.Image)
 	if err != nil {
 		return "", err
@@ -307,7 +307,7 @@ func (p *Provider) awaitServerReady(ctx context.Context, id, containerID, socket
 	if said == "" {
 		said = strings.TrimSpace(out.Stderr)
 	}
-	return guest.WithCode(sandbox.CodeServerFailed, "its container does not become ready; its log ends with: "+said, nil)
+	return guest.WithCode(sandbox.CodeMCPServerFailed, "its container does not become ready; its log ends with: "+said, nil)
 }
 
 // isRoot reports whether an image's user is root, by number or name.
@@ -317,7 +317,7 @@ func isRoot(user string) bool {
 }
 
 // serverProfile returns the configuration of the container of an MCP server.
-func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.Server, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
+func (p *Provider) serverProfile(ctx context.Context, box listedSandbox, n int, s sandbox.MCPServer, socket string, pic imageInfo, r *runnerBinary, u user) (*container.Config, *container.HostConfig, error) {
 	limits := p.cfg.Limits
 	cpus, err := p.engineCPUs(ctx)
 	if err != nil {

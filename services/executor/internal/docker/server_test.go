@@ -52,7 +52,7 @@ func withServers(t *testing.T, p *Provider, n int) *box {
 	return create(t, p, spec)
 }
 
-func serve(t *testing.T, p *Provider, b *box, n int, s sandbox.Server) string {
+func serve(t *testing.T, p *Provider, b *box, n int, s sandbox.MCPServer) string {
 	t.Helper()
 	socket, err := p.StartServer(t.Context(), b.id, n, s)
 	if err != nil {
@@ -128,8 +128,8 @@ func TestServerHardening(t *testing.T) {
 	p := provide(t, cfg)
 	b := withServers(t, p, 2)
 	image := imageWith(t, p, shell, "WORKDIR /usr", "VOLUME /data", "ENV OF_IMAGE=yes")
-	socket := serve(t, p, b, 0, sandbox.Server{Image: image})
-	serve(t, p, b, 1, sandbox.Server{Image: image})
+	socket := serve(t, p, b, 0, sandbox.MCPServer{Image: image})
+	serve(t, p, b, 1, sandbox.MCPServer{Image: image})
 	for name, tc := range map[string]struct{ line, want string }{
 		"user":          {`test "$(id -u)" -ge 70000 && test "$(id -G)" = "$(id -u)" && id -un`, "agent"},
 		"interfaces":    {`ls /sys/class/net`, "lo"},
@@ -156,7 +156,7 @@ func TestServerHardening(t *testing.T) {
 	box, _, _ := sh(t, b, "id -u")
 	users[box] = true
 	for n := range 2 {
-		user, _, _ := runServer(t, b, serve(t, p, b, n, sandbox.Server{Image: image}), nil, "id -u")
+		user, _, _ := runServer(t, b, serve(t, p, b, n, sandbox.MCPServer{Image: image}), nil, "id -u")
 		users[user] = true
 	}
 	if len(users) != 3 {
@@ -167,7 +167,7 @@ func TestServerHardening(t *testing.T) {
 	}
 	// The account is that of the image's user, with a number that the image does not choose.
 	for user, want := range map[string]string{"games:games": "games\n/usr/games", "4242": "agent\n/home/spool", "no-such-user": "agent\n/home/spool"} {
-		socket := serve(t, p, b, 1, sandbox.Server{Image: imageWith(t, p, shell, "USER "+user)})
+		socket := serve(t, p, b, 1, sandbox.MCPServer{Image: imageWith(t, p, shell, "USER "+user)})
 		if out, _, _ := runServer(t, b, socket, nil, "id -un; echo $HOME"); out != want {
 			t.Errorf("user %s of an image: %q, want %q", user, out, want)
 		}
@@ -179,7 +179,7 @@ func TestServerConnections(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
 	b := withServers(t, p, 1)
-	s := sandbox.Server{Image: imageWith(t, p, shell, `CMD ["echo by itself; cat"]`)}
+	s := sandbox.MCPServer{Image: imageWith(t, p, shell, `CMD ["echo by itself; cat"]`)}
 	socket := serve(t, p, b, 0, s)
 	const secret = "nobody-may-see-4711"
 	out, errs, code := runServer(t, b, socket, map[string]string{"TOKEN": secret}, `echo $TOKEN $0; echo aside >&2; exit 7`, "--first")
@@ -224,7 +224,7 @@ func TestServerConnections(t *testing.T) {
 	if at := serve(t, next, b, 0, s); at != socket || !slices.Equal(serverContainers(t, p, b.id), list) {
 		t.Errorf("another container: %q at %s, before %q at %s", serverContainers(t, p, b.id), at, list, socket)
 	}
-	at := serve(t, next, b, 0, sandbox.Server{Image: s.Image, Egress: true})
+	at := serve(t, next, b, 0, sandbox.MCPServer{Image: s.Image, Egress: true})
 	if again := serverContainers(t, p, b.id); len(again) != 1 || again[0] == list[0] || at == socket {
 		t.Errorf("the same container %q at %s for something else", again, at)
 	}
@@ -249,7 +249,7 @@ func TestServerOutlivesItsProvider(t *testing.T) {
 	t.Parallel()
 	first := provide(t, needEngine(t))
 	b := withServers(t, first, 1)
-	s := sandbox.Server{Image: imageWith(t, first, shell)}
+	s := sandbox.MCPServer{Image: imageWith(t, first, shell)}
 	// The caller is a process of the sandbox, like an agent, and depends on no executor.
 	if out, errs, code := sh(t, b, `mkfifo in; (runner=/spool/bin/runner; exec setsid $runner mcp-join --socket `+serve(t, first, b, 0, s)+` -- 'echo began; cat; echo over' <in >out 2>&1) & exec 3>in; sleep 1000 >&3 2>/dev/null </dev/null & echo $! >holder`); code != 0 {
 		t.Fatalf("%q %q", out, errs)
@@ -284,8 +284,8 @@ func TestServers_EndWithTheirSandbox(t *testing.T) {
 	spec.ID = newID(t, "sbx")
 	stray = create(t, p, spec)
 	for _, b := range []*box{kept, stray} {
-		serve(t, p, b, 0, sandbox.Server{Image: image})
-		serve(t, p, b, 1, sandbox.Server{Image: image})
+		serve(t, p, b, 0, sandbox.MCPServer{Image: image})
+		serve(t, p, b, 1, sandbox.MCPServer{Image: image})
 	}
 	if err := p.removeContainer(t.Context(), stray.container); err != nil { // an executor did this and died
 		t.Fatal(err)
@@ -312,7 +312,7 @@ func TestServers_PauseWithTheirSandbox(t *testing.T) {
 	t.Parallel()
 	p := provide(t, needEngine(t))
 	b := withServers(t, p, 1)
-	s := sandbox.Server{Image: imageWith(t, p, shell)}
+	s := sandbox.MCPServer{Image: imageWith(t, p, shell)}
 	socket := serve(t, p, b, 0, s)
 	state := func() container.ContainerState {
 		got, err := p.api.ContainerInspect(t.Context(), serverContainers(t, p, b.id)[0])
@@ -339,10 +339,10 @@ func TestServersThatFail(t *testing.T) {
 	b := withServers(t, p, 1)
 	for image, want := range map[string]struct{ code, words string }{
 		"spool-test/no-such-image:1":                       {sandbox.CodeImageNotFound, "spool-test/no-such-image:1"},
-		imageWith(t, p, `ENTRYPOINT ["/no/such/program"]`): {sandbox.CodeServerFailed, "/no/such/program"},
+		imageWith(t, p, `ENTRYPOINT ["/no/such/program"]`): {sandbox.CodeMCPServerFailed, "/no/such/program"},
 		"sha256:" + strings.Repeat("0123456789abcdef", 4):  {sandbox.CodeImageNotFound, "0123456789abcdef"},
 	} {
-		_, err := p.StartServer(t.Context(), b.id, 0, sandbox.Server{Image: image})
+		_, err := p.StartServer(t.Context(), b.id, 0, sandbox.MCPServer{Image: image})
 		var typed *sandbox.Error
 		if !errors.As(err, &typed) || typed.Code != want.code || !strings.Contains(err.Error(), want.words) {
 			t.Errorf("%s: %v, want %s with %q", image, err, want.code, want.words)
@@ -351,10 +351,10 @@ func TestServersThatFail(t *testing.T) {
 	if left := serverContainers(t, p, b.id); len(left) != 0 {
 		t.Errorf("left: %q", left)
 	}
-	if _, err := p.StartServer(t.Context(), b.id, 1, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := p.StartServer(t.Context(), b.id, 1, sandbox.MCPServer{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("one more than there is room for: %v", err)
 	}
-	if _, err := p.StartServer(t.Context(), newID(t, "sbx"), 0, sandbox.Server{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := p.StartServer(t.Context(), newID(t, "sbx"), 0, sandbox.MCPServer{Image: testImage}); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("of no sandbox: %v", err)
 	}
 	spec := newSpec(t)
@@ -386,7 +386,7 @@ func TestServerEgress(t *testing.T) {
 	spec.Servers, spec.EgressToken = 2, "tok_secret"
 	b := create(t, p, spec)
 	image := imageWith(t, p, `ENTRYPOINT ["bash","-c"]`)
-	if out, _, _ := runServer(t, b, serve(t, p, b, 0, sandbox.Server{Image: image}), nil, `echo "$HTTPS_PROXY"; ls /run/spool/egress 2>/dev/null; (exec 3<>/dev/tcp/127.0.0.1/7070) 2>/dev/null || echo closed`); out != "closed" {
+	if out, _, _ := runServer(t, b, serve(t, p, b, 0, sandbox.MCPServer{Image: image}), nil, `echo "$HTTPS_PROXY"; ls /run/spool/egress 2>/dev/null; (exec 3<>/dev/tcp/127.0.0.1/7070) 2>/dev/null || echo closed`); out != "closed" {
 		t.Errorf("without entries: %q", out)
 	}
 	answered := make(chan string, 1)
@@ -413,7 +413,7 @@ func TestServerEgress(t *testing.T) {
 		}
 		answered <- first
 	}()
-	out, errs, _ := runServer(t, b, serve(t, p, b, 1, sandbox.Server{Image: image, Egress: true}), nil,
+	out, errs, _ := runServer(t, b, serve(t, p, b, 1, sandbox.MCPServer{Image: image, Egress: true}), nil,
 		`echo "$HTTPS_PROXY"; tr '\0' '\n' </proc/1/environ 2>/dev/null | grep -c tok_secret; exec 3<>/dev/tcp/127.0.0.1/7070; printf 'CONNECT a.example:443 HTTP/1.1\r\nHost: a.example\r\n\r\n' >&3; tail -n 1 <&3`)
 	if out != "http://127.0.0.1:7070\n0\nthrough" {
 		t.Errorf("with entries: %q (%s)", out, errs)

@@ -97,7 +97,7 @@ func TestTakeover_OfTheRunnerByItsAgent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := runner.Seal(found.Secret(), again.Stdout(), again.Stdin()); err == nil {
+	if _, err := runner.OpenSealedStream(found.Secret(), again.Stdout(), again.Stdin()); err == nil {
 		t.Error("the executor takes the agent for the runner")
 	}
 	if out, _, _ := sh(t, b, `for i in $(seq 600); do test -e heard && break; sleep .1; done; cat heard; tr '\0' '\n' </proc/*/environ 2>/dev/null`); strings.Contains(out, b.secret) || b.secret == "" {

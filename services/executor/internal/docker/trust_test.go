@@ -130,7 +130,7 @@ func attached(t *testing.T, b sandbox.Sandbox) (sandbox.Process, net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stream, err := runner.Seal(b.Secret(), proc.Stdout(), proc.Stdin())
+	stream, err := runner.OpenSealedStream(b.Secret(), proc.Stdout(), proc.Stdin())
 	if err != nil {
 		t.Fatal(err)
 	}

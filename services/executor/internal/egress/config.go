@@ -68,7 +68,7 @@ const (
 
 // withDefaults returns the config with its defaults set, or an error that names the invalid setting.
 func (c Config) withDefaults() (Config, error) {
-	settings.Default(&c)
+	settings.SetDefaults(&c)
 	if c.Connections < 1 || c.Connections > 10_000 {
 		return c, fmt.Errorf("connections: %d is not between 1 and 10000", c.Connections)
 	}
@@ -206,7 +206,7 @@ func (c Config) loadRoutes(getenv func(string) string) ([]proxy.Route, error) {
 		}
 		return rt, checkSecret(keyName, key)
 	}
-	anthropic, err := bearer(runner.EgressAnthropic, c.AnthropicKey, "ANTHROPIC_API_KEY", c.AnthropicBaseURL, "anthropic-base-url", AnthropicURL)
+	anthropic, err := bearer(runner.EgressRouteAnthropic, c.AnthropicKey, "ANTHROPIC_API_KEY", c.AnthropicBaseURL, "anthropic-base-url", AnthropicURL)
 	if err != nil {
 		return nil, err
 	}
@@ -214,11 +214,11 @@ func (c Config) loadRoutes(getenv func(string) string) ([]proxy.Route, error) {
 		return nil, errors.New("anthropic-base-url: it ends in /v1: leave that out, clients append it")
 	}
 	anthropic.Kind, anthropic.Header, anthropic.Scheme = proxy.KindAnthropic, "X-Api-Key", ""
-	openAI, err := bearer(runner.EgressOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", OpenAIURL)
+	openAI, err := bearer(runner.EgressRouteOpenAI, c.OpenAIKey, "OPENAI_API_KEY", c.OpenAIBaseURL, "openai-base-url", OpenAIURL)
 	if err != nil {
 		return nil, err
 	}
-	nvidia, err := bearer(runner.EgressNVIDIA, c.NVIDIAKey, "NVIDIA_API_KEY", c.NVIDIABaseURL, "nvidia-base-url", NVIDIAURL)
+	nvidia, err := bearer(runner.EgressRouteNVIDIA, c.NVIDIAKey, "NVIDIA_API_KEY", c.NVIDIABaseURL, "nvidia-base-url", NVIDIAURL)
 	if err != nil {
 		return nil, err
 	}

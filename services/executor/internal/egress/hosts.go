@@ -41,7 +41,7 @@ func parseHosts(file string, raw []byte, getenv func(string) string) ([]proxy.Ro
 	if err := dec.Decode(&doc); err != nil && !errors.Is(err, io.EOF) {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	taken := map[string]bool{runner.EgressAnthropic: true, runner.EgressOpenAI: true, runner.EgressNVIDIA: true}
+	taken := map[string]bool{runner.EgressRouteAnthropic: true, runner.EgressRouteOpenAI: true, runner.EgressRouteNVIDIA: true}
 	var out []proxy.Route
 	for i, h := range doc.Hosts {
 		rt, err := h.route(getenv)

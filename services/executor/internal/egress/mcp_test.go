@@ -198,7 +198,7 @@ func TestHostsOnly_ReachesNoModelsAndServers(t *testing.T) {
 	w := newWorld(t, change)
 	b := w.box("ok.example")
 	b.register(api.MCPServer{Name: "docs", URL: "http://ok.example/mcp", Headers: map[string]string{"Authorization": credential}})
-	b.http = w.clientOf(b.token + runner.EgressHosts)
+	b.http = w.clientOf(b.token + runner.EgressHostsOnly)
 	for _, path := range []string{"/mcp/docs", "/anthropic/v1/messages", "/openai/v1/models", "/"} {
 		if status, _, body := b.ask("POST", path); status != http.StatusForbidden || !strings.Contains(body, "NOT_ALLOWED") {
 			t.Errorf("%s: %d %s", path, status, body)

@@ -111,7 +111,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	s.authority = ca
 	s.metrics = telemetry.New(s.registry.Count, nil)
 	if s.pair != nil {
-		s.metrics.Certificate.Watch(s.pair.Expiry)
+		s.metrics.Certificate.SetSource(s.pair.Expiry)
 	}
 	s.proxy = proxy.New(proxy.Config{
 		Routes: routes, Registry: s.registry, Prices: prices, Metrics: s.metrics, Logger: s.log, Open: open, Idle: cfg.Idle, ModelIdle: cfg.ModelIdle,
@@ -189,7 +189,7 @@ func (s *Service) listenForSandboxes() ([]proxy.Listener, error) {
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("listen-tls: %w", err), local.Close())
 	}
-	settings := s.pair.TLS()
+	settings := s.pair.TLSConfig()
 	settings.MinVersion = tls.VersionTLS13
 	return append(list, proxy.Listener{Listener: remote, TLS: &proxy.TLSConfig{
 		Config: settings, Within: s.cfg.TLSHandshake, Connections: s.cfg.TLSConnections, PerAddress: s.cfg.TLSAddressConnections,

@@ -42,7 +42,7 @@ func (i *issuer) issue(now time.Time, valid time.Duration, names ...string) {
 	i.t.Helper()
 	a, err := certificate.OpenAuthority(filepath.Join(i.dir, "authority"), certificate.Validity{For: valid, RenewBefore: 1 << 60}, now)
 	if err == nil {
-		err = a.Trust(i.authority())
+		err = a.WriteTrustFile(i.authority())
 	}
 	if err == nil {
 		_, err = a.Issue(i.dir, names)
@@ -71,7 +71,7 @@ func (i *issuer) listen(c *egress.Config) {
 }
 
 func (i *issuer) client() *tls.Config {
-	pool, err := certificate.ReadPool(i.authority())
+	pool, err := certificate.ReadCertPool(i.authority())
 	if err != nil {
 		i.t.Error(err)
 	}

@@ -30,7 +30,7 @@ func cleanRelativePath(name string) (string, error) {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutsideWorkspace)
 	}
 	return clean, nil
 }

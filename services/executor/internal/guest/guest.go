@@ -52,7 +52,7 @@ func (a RunResult) FileError(name string) error {
 	case exitNotFound:
 		return fmt.Errorf("path %q: %w", name, sandbox.ErrNotFound)
 	case exitOutside:
-		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutsideWorkspace)
 	}
 	said := strings.TrimPrefix(strings.TrimSpace(a.Stderr+a.Stdout), "runner: ")
 	switch a.Code {

@@ -40,8 +40,8 @@ const maxReloads = 64
 type Leases interface {
 	// Ask asks an executor what it does for a session. The error wraps lease.ErrNoLease if the executor is gone.
 	Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error)
-	// EngineGone returns the time for which no executor of an engine has renewed a lease.
-	EngineGone(provider, engine string) time.Duration
+	// EngineGoneFor returns the time for which no executor of an engine has renewed a lease.
+	EngineGoneFor(provider, engine string) time.Duration
 }
 
 // Config configures a Keeper. Every field is required except Store and SandboxLife.
@@ -101,7 +101,7 @@ func (k *Keeper) CheckReachable(sb run.Sandbox) error {
 	if sb.ID == "" || sb.Engine == k.Engine && sb.Provider == k.ProviderName {
 		return nil
 	}
-	if gone := k.Leases.EngineGone(sb.Provider, sb.Engine); gone < k.Abandoned {
+	if gone := k.Leases.EngineGoneFor(sb.Provider, sb.Engine); gone < k.Abandoned {
 		return bus.RetryAfter(&OtherEngineError{sb}, otherEngineRetryDelay)
 	}
 	return nil

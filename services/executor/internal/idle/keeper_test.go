@@ -29,7 +29,7 @@ func (l leases) Ask(context.Context, string, topology.SessionRef) (topology.CtlR
 	return l.answer, l.err
 }
 
-func (l leases) EngineGone(string, string) time.Duration { return l.gone }
+func (l leases) EngineGoneFor(string, string) time.Duration { return l.gone }
 
 // provider lists sandboxes.
 type provider struct {

@@ -64,7 +64,7 @@ type Installer struct {
 
 // Installers returns the commands that install a set of packages into the folder of a dependency layer. Names and
 // versions of packages are separate arguments, after the end of the options.
-func (c Config) Installers(set dependency.Set, dir string) []Installer {
+func (c Config) Installers(set dependency.PackageSet, dir string) []Installer {
 	var out []Installer
 	if len(set.NPM) > 0 {
 		args := []string{"npm", "install", "--prefix", dir, "--no-save", "--no-package-lock", "--no-fund", "--no-audit", "--no-update-notifier", "--no-progress", "--loglevel=error", "--logs-max=0",

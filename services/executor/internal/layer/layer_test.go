@@ -40,7 +40,7 @@ func TestCheckURL_RefusesCredentials(t *testing.T) {
 
 func TestInstallers(t *testing.T) {
 	t.Parallel()
-	set := dependency.Set{NPM: []string{"@a/b@1.0.0", "c@2.0.0"}, PIP: []string{"d[e]==3"}}
+	set := dependency.PackageSet{NPM: []string{"@a/b@1.0.0", "c@2.0.0"}, PIP: []string{"d[e]==3"}}
 	list := layer.Config{NPMRegistry: "https://npm.example.com", PIPIndexURL: "http://pip.example.com:81/simple"}.Installers(set, "/l")
 	if len(list) != 2 || list[0].Name != "npm" || list[1].Name != "pip" {
 		t.Fatal(list)
@@ -54,7 +54,7 @@ func TestInstallers(t *testing.T) {
 		!slices.Contains(pip, "--trusted-host=pip.example.com:81") || !slices.Equal(pip[len(pip)-2:], []string{"--", "d[e]==3"}) {
 		t.Error(pip)
 	}
-	routed := layer.Config{NPMRegistry: "http://127.0.0.1:7070/npm"}.Installers(dependency.Set{NPM: set.NPM}, "/l")
+	routed := layer.Config{NPMRegistry: "http://127.0.0.1:7070/npm"}.Installers(dependency.PackageSet{NPM: set.NPM}, "/l")
 	if len(routed) != 1 || !slices.Contains(routed[0].Args, "--replace-registry-host=always") {
 		t.Error(routed)
 	}

@@ -35,7 +35,7 @@ var (
 
 // A Keeper renews the lease of this executor, and watches the leases of all executors. It is safe for concurrent use.
 type Keeper struct {
-	*leases.Watcher
+	*leases.EngineWatcher
 
 	js    jetstream.JetStream
 	nc    *nats.Conn
@@ -51,7 +51,7 @@ type Keeper struct {
 // New returns a Keeper, which does nothing yet: Open creates the lease and Run renews it. disk returns the value of
 // the lease's field DiskLimit, which may change.
 func New(js jetstream.JetStream, lease topology.Lease, disk func() string, log *slog.Logger) *Keeper {
-	return &Keeper{Watcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
+	return &Keeper{EngineWatcher: leases.NewWatcher(js, time.Now, log), js: js, nc: js.Conn(), lease: lease, disk: disk, log: log}
 }
 
 // SetCounter sets the function that returns the number of running executions by tenant, which the lease then contains.
@@ -96,7 +96,7 @@ func (k *Keeper) RunningExecutions(ctx context.Context, tenant string) (int, err
 	if err := k.writeLease(ctx); err != nil {
 		return 0, err
 	}
-	all, err := leases.All(ctx, k.js)
+	all, err := leases.ListLeases(ctx, k.js)
 	n := 0
 	for _, l := range all {
 		n += l.Tenants[tenant]
@@ -116,7 +116,7 @@ func (k *Keeper) Renew(ctx context.Context) {
 // other executors do not wait until it expires.
 func (k *Keeper) Run(ctx context.Context) error {
 	var watching errgroup.Group
-	watching.Go(func() error { return k.Watcher.Run(ctx) })
+	watching.Go(func() error { return k.EngineWatcher.Run(ctx) })
 	tick := time.NewTicker(RenewInterval)
 	defer tick.Stop()
 	for {
@@ -143,7 +143,7 @@ func (k *Keeper) deleteLease(ctx context.Context) {
 
 // HasOtherExecutor reports whether another executor of the same engine has a lease.
 func (k *Keeper) HasOtherExecutor(ctx context.Context) (bool, error) {
-	all, err := leases.All(ctx, k.js)
+	all, err := leases.ListLeases(ctx, k.js)
 	return slices.ContainsFunc(all, func(l topology.Lease) bool {
 		return l.Executor != k.lease.Executor && l.Provider == k.lease.Provider && l.Engine == k.lease.Engine
 	}), err
@@ -153,7 +153,7 @@ func (k *Keeper) HasOtherExecutor(ctx context.Context) (bool, error) {
 // ErrNoAnswer if it does not answer.
 func (k *Keeper) Ask(ctx context.Context, executor string, ref topology.SessionRef) (topology.CtlResponse, error) {
 	var a topology.CtlResponse
-	lives, err := k.Lives(ctx, executor)
+	lives, err := k.HasLease(ctx, executor)
 	if err != nil {
 		return a, err
 	}

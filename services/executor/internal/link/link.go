@@ -137,7 +137,7 @@ func (l *Link) attachSealed(ctx context.Context, secret string, attach runner.At
 			kill()
 		}
 	}()
-	conn, err := runner.Seal(secret, l.proc.Stdout(), l.proc.Stdin())
+	conn, err := runner.OpenSealedStream(secret, l.proc.Stdout(), l.proc.Stdin())
 	if err != nil {
 		return err
 	}
@@ -175,7 +175,7 @@ func (l *Link) Ready() <-chan struct{} { return l.lines.ready }
 func (l *Link) NextItem() (JournalItem, bool) { return l.lines.pop() }
 
 // Call sends a command to the runner and blocks until the runner replies. If the runner refuses the command, the error
-// is a *runner.Error, or ErrFenced.
+// is a *runner.CommandError, or ErrFenced.
 func (l *Link) Call(ctx context.Context, c runner.Command) (runner.Reply, error) {
 	l.mu.Lock()
 	l.lastID++
@@ -332,7 +332,7 @@ func (l *Link) readStream(hello chan<- runner.Hello) {
 			l.log.Debug("wait for the attached stream", "error", err, "code", code)
 		}
 	}()
-	lines := newLineReader(l.from, runner.MaxLine, initialBufferBytes)
+	lines := newLineReader(l.from, runner.MaxLineLength, initialBufferBytes)
 	for {
 		raw, cut, err := lines.readLine()
 		if len(raw) > 0 && !l.handleLine(raw, cut, hello) {
@@ -358,7 +358,7 @@ func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool 
 		bad = err != nil
 	}
 	if bad {
-		return l.lines.push(JournalItem{Garbage: truncate.Valid(string(raw), maxGarbageBytes), TooLong: cut}, len(raw))
+		return l.lines.push(JournalItem{Garbage: truncate.ValidText(string(raw), maxGarbageBytes), TooLong: cut}, len(raw))
 	}
 	switch {
 	case m.Hello != nil:
@@ -374,7 +374,7 @@ func (l *Link) handleLine(raw []byte, cut bool, hello chan<- runner.Hello) bool 
 		l.came.Add(int64(len(raw)))
 		return l.lines.push(JournalItem{Line: m.Line}, len(raw))
 	}
-	return l.lines.push(JournalItem{Garbage: truncate.Valid(string(raw), maxGarbageBytes)}, len(raw))
+	return l.lines.push(JournalItem{Garbage: truncate.ValidText(string(raw), maxGarbageBytes)}, len(raw))
 }
 
 // deliverReply passes the runner's reply to the call that waits for it.

@@ -10,16 +10,16 @@ import (
 
 // queueBytes is the size limit in bytes of the items in an itemQueue. While the queue is full, the Link reads no further lines from the
 // runner.
-const queueBytes = 2 * runner.MaxLine
+const queueBytes = 2 * runner.MaxLineLength
 
 // maxGarbageBytes is the number of bytes at the beginning of a line that is not a journal line which JournalItem.Garbage keeps.
 const maxGarbageBytes = 2 << 10
 
 // JournalItem is a journal line of the runner, or the beginning of a line that could not be decoded.
 type JournalItem struct {
-	Line    *runner.Line // nil for a line that cannot be read
-	Garbage string       // the beginning of such a line
-	TooLong bool         // the line was longer than runner.MaxLine
+	Line    *runner.JournalLine // nil for a line that cannot be read
+	Garbage string              // the beginning of such a line
+	TooLong bool                // the line was longer than runner.MaxLineLength
 }
 
 // itemQueue holds items that were received and not read yet, in order. push blocks while the queue is full.

@@ -94,7 +94,7 @@ func TestLineReader_KeepsASmallBuffer(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	for range readers {
-		l := newLineReader(&oneLine{rest: in}, runner.MaxLine, initialBufferBytes)
+		l := newLineReader(&oneLine{rest: in}, runner.MaxLineLength, initialBufferBytes)
 		for range 3 {
 			if _, _, err := l.readLine(); err != nil {
 				t.Fatal(err)
@@ -131,7 +131,7 @@ func BenchmarkLineReader(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(in)))
 			for b.Loop() {
-				lines := newLineReader(strings.NewReader(in), runner.MaxLine, initialBufferBytes)
+				lines := newLineReader(strings.NewReader(in), runner.MaxLineLength, initialBufferBytes)
 				for {
 					if _, _, err := lines.readLine(); err != nil {
 						break
@@ -149,7 +149,7 @@ func TestQueueIsBounded(t *testing.T) {
 		q := newItemQueue()
 		pushed := make(chan bool, 8)
 		push := func(n uint64) {
-			go func() { pushed <- q.push(JournalItem{Line: &runner.Line{N: n}}, queueBytes/2) }()
+			go func() { pushed <- q.push(JournalItem{Line: &runner.JournalLine{N: n}}, queueBytes/2) }()
 			synctest.Wait()
 		}
 		for n := range uint64(3) {

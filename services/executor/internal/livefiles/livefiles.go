@@ -25,7 +25,7 @@ type Config struct {
 	Engine   string
 }
 
-// Source reads files of running sandboxes on this executor's engine. It implements livefiles.Source of package
+// Source reads files of running sandboxes on this executor's engine. It implements livefiles.FileSource of package
 // pkg/livefiles, and is safe for concurrent use.
 type Source struct{ cfg Config }
 
@@ -36,8 +36,8 @@ func New(cfg Config) *Source { return &Source{cfg} }
 // copies the content to a temporary file, so that the size is known, no sandbox waits for a slow reader, and the
 // content is from a single moment.
 func (s *Source) Open(ctx context.Context, r livefiles.Request) (io.ReadCloser, int64, error) {
-	if err := command.CheckPath("path", r.Path, r.Op == livefiles.List); err != nil {
-		return nil, 0, &livefiles.Error{Code: livefiles.Outside, Detail: err.Error()}
+	if err := command.CheckPath("path", r.Path, r.Op == livefiles.OpListFiles); err != nil {
+		return nil, 0, &livefiles.Error{Code: livefiles.CodeOutsideWorkspace, Detail: err.Error()}
 	}
 	box, err := s.attachSandbox(ctx, r)
 	if err != nil {
@@ -70,13 +70,13 @@ func (s *Source) attachSandbox(ctx context.Context, r livefiles.Request) (sandbo
 	sb := l.Run.Sandbox
 	switch {
 	case l.Life.Status == session.None, l.Life.Status == session.Deleted, sb.ID == "", sb.Journal == "", sb.Engine != s.cfg.Engine, sb.Provider != s.cfg.Provider:
-		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session has no running sandbox"}
+		return nil, &livefiles.Error{Code: livefiles.CodeNoSandbox, Detail: "the session has no running sandbox"}
 	case sb.Paused:
-		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session's sandbox is paused: resume it"}
+		return nil, &livefiles.Error{Code: livefiles.CodeNoSandbox, Detail: "the session's sandbox is paused: resume it"}
 	}
 	box, err := s.cfg.Sandbox.Attach(ctx, sb.ID)
 	if errors.Is(err, sandbox.ErrNotFound) {
-		return nil, &livefiles.Error{Code: livefiles.NoSandbox, Detail: "the session's sandbox has ended"}
+		return nil, &livefiles.Error{Code: livefiles.CodeNoSandbox, Detail: "the session's sandbox has ended"}
 	}
 	return box, err
 }
@@ -84,33 +84,33 @@ func (s *Source) attachSandbox(ctx context.Context, r livefiles.Request) (sandbo
 // copyContent copies the file or the listing that a request asks for to the writer to, and returns its size.
 func copyContent(ctx context.Context, box sandbox.Sandbox, r livefiles.Request, to io.Writer) (int64, error) {
 	switch r.Op {
-	case livefiles.Get:
+	case livefiles.OpGetFile:
 		content, err := box.Files().Get(ctx, r.Path)
 		if err != nil {
 			return 0, err
 		}
 		// A sandbox that stops during the read would block the read, and so the executor's shutdown.
 		stop := context.AfterFunc(ctx, func() { content.Close() }) //nolint:errcheck // ctx has the error
-		n, err := io.Copy(to, io.LimitReader(content, livefiles.MaxFile+1))
+		n, err := io.Copy(to, io.LimitReader(content, livefiles.MaxFileSize+1))
 		if !stop() {
 			return n, fmt.Errorf("read %q: %w", r.Path, ctx.Err())
 		}
-		if n > livefiles.MaxFile {
+		if n > livefiles.MaxFileSize {
 			content.Close() //nolint:errcheck // the read is aborted on purpose
-			return n, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the file has more than %d bytes", livefiles.MaxFile)}
+			return n, &livefiles.Error{Code: livefiles.CodeTooLarge, Detail: fmt.Sprintf("the file has more than %d bytes", livefiles.MaxFileSize)}
 		}
 		return n, errors.Join(err, content.Close())
-	case livefiles.List:
+	case livefiles.OpListFiles:
 		list, err := box.Files().List(ctx, r.Path)
 		if err != nil {
 			return 0, err
 		}
-		if len(list) > livefiles.MaxEntries {
-			return 0, &livefiles.Error{Code: livefiles.TooLarge, Detail: fmt.Sprintf("the folder holds %d files and folders; at most %d are listed: name a folder in it", len(list), livefiles.MaxEntries)}
+		if len(list) > livefiles.MaxListingEntries {
+			return 0, &livefiles.Error{Code: livefiles.CodeTooLarge, Detail: fmt.Sprintf("the folder holds %d files and folders; at most %d are listed: name a folder in it", len(list), livefiles.MaxListingEntries)}
 		}
 		return writeEntries(list, to)
 	}
-	return 0, &livefiles.Error{Code: livefiles.Failed, Detail: fmt.Sprintf("operation %.20q is unknown", r.Op)}
+	return 0, &livefiles.Error{Code: livefiles.CodeFailed, Detail: fmt.Sprintf("operation %.20q is unknown", r.Op)}
 }
 
 // writeEntries writes a listing of files as a JSON array, and returns the number of bytes.
@@ -126,8 +126,8 @@ func writeEntries(list []sandbox.File, to io.Writer) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	if len(raw) > livefiles.MaxFile {
-		return 0, &livefiles.Error{Code: livefiles.TooLarge, Detail: "the listing is too long: name a folder"}
+	if len(raw) > livefiles.MaxFileSize {
+		return 0, &livefiles.Error{Code: livefiles.CodeTooLarge, Detail: "the listing is too long: name a folder"}
 	}
 	n, err := to.Write(raw)
 	return int64(n), err
@@ -140,13 +140,13 @@ func refusalError(err error) error {
 	case errors.As(err, &refused):
 		return err
 	case errors.Is(err, sandbox.ErrNotFound):
-		return &livefiles.Error{Code: livefiles.NotFound, Detail: "the workspace has no such file now"}
-	case errors.Is(err, sandbox.ErrOutside):
-		return &livefiles.Error{Code: livefiles.Outside, Detail: "the path leads out of the workspace"}
+		return &livefiles.Error{Code: livefiles.CodeNotFound, Detail: "the workspace has no such file now"}
+	case errors.Is(err, sandbox.ErrOutsideWorkspace):
+		return &livefiles.Error{Code: livefiles.CodeOutsideWorkspace, Detail: "the path leads out of the workspace"}
 	case errors.Is(err, fs.ErrPermission):
-		return &livefiles.Error{Code: livefiles.Unreadable, Detail: "the mode of the file, or of a folder, does not let it be read"}
+		return &livefiles.Error{Code: livefiles.CodeUnreadable, Detail: "the mode of the file, or of a folder, does not let it be read"}
 	case errors.Is(err, fs.ErrInvalid):
-		return &livefiles.Error{Code: livefiles.NotFound, Detail: "the path is not a regular file"}
+		return &livefiles.Error{Code: livefiles.CodeNotFound, Detail: "the path is not a regular file"}
 	}
 	return err
 }

@@ -46,7 +46,7 @@ func TestRead_ReturnsWhenItsContextEnds(t *testing.T) {
 	reads := make(chan struct{})
 	done := make(chan error, 1)
 	go func() {
-		_, err := copyContent(ctx, &box{get: func() (io.ReadCloser, error) { close(reads); return stuck, nil }}, livefiles.Request{Op: livefiles.Get, Path: "a"}, io.Discard)
+		_, err := copyContent(ctx, &box{get: func() (io.ReadCloser, error) { close(reads); return stuck, nil }}, livefiles.Request{Op: livefiles.OpGetFile, Path: "a"}, io.Discard)
 		done <- err
 	}()
 	<-reads
@@ -59,17 +59,17 @@ func TestRead_ReturnsWhenItsContextEnds(t *testing.T) {
 func TestRead_RefusesWhatIsTooLarge(t *testing.T) {
 	t.Parallel()
 	file := &endless{}
-	many := &box{get: func() (io.ReadCloser, error) { return file, nil }, list: make([]sandbox.File, livefiles.MaxEntries+1)}
-	long := &box{list: make([]sandbox.File, livefiles.MaxEntries)}
+	many := &box{get: func() (io.ReadCloser, error) { return file, nil }, list: make([]sandbox.File, livefiles.MaxListingEntries+1)}
+	long := &box{list: make([]sandbox.File, livefiles.MaxListingEntries)}
 	for i := range long.list {
 		long.list[i].Path = strings.Repeat("x", 4096)
 	}
 	for what, x := range map[string]struct {
 		box *box
-		op  livefiles.Op
-	}{"a file": {many, livefiles.Get}, "many entries": {many, livefiles.List}, "a listing of many bytes": {long, livefiles.List}} {
+		op  livefiles.Operation
+	}{"a file": {many, livefiles.OpGetFile}, "many entries": {many, livefiles.OpListFiles}, "a listing of many bytes": {long, livefiles.OpListFiles}} {
 		var refused *livefiles.Error
-		if _, err := copyContent(t.Context(), x.box, livefiles.Request{Op: x.op, Path: "a"}, io.Discard); !errors.As(err, &refused) || refused.Code != livefiles.TooLarge {
+		if _, err := copyContent(t.Context(), x.box, livefiles.Request{Op: x.op, Path: "a"}, io.Discard); !errors.As(err, &refused) || refused.Code != livefiles.CodeTooLarge {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
@@ -77,16 +77,16 @@ func TestRead_RefusesWhatIsTooLarge(t *testing.T) {
 		t.Error("the file was left open")
 	}
 	var out bytes.Buffer
-	few := &box{list: make([]sandbox.File, livefiles.MaxEntries)}
-	if n, err := copyContent(t.Context(), few, livefiles.Request{Op: livefiles.List}, &out); err != nil || n != int64(out.Len()) {
+	few := &box{list: make([]sandbox.File, livefiles.MaxListingEntries)}
+	if n, err := copyContent(t.Context(), few, livefiles.Request{Op: livefiles.OpListFiles}, &out); err != nil || n != int64(out.Len()) {
 		t.Errorf("as many entries as are listed: %d bytes, %v", n, err)
 	}
 }
 
 func TestRefusal_HasTheCodeOfItsCause(t *testing.T) {
 	t.Parallel()
-	for want, cause := range map[livefiles.Code]error{
-		livefiles.NotFound: sandbox.ErrNotFound, livefiles.Outside: sandbox.ErrOutside, livefiles.Unreadable: fs.ErrPermission, livefiles.Busy: &livefiles.Error{Code: livefiles.Busy},
+	for want, cause := range map[livefiles.ErrorCode]error{
+		livefiles.CodeNotFound: sandbox.ErrNotFound, livefiles.CodeOutsideWorkspace: sandbox.ErrOutsideWorkspace, livefiles.CodeUnreadable: fs.ErrPermission, livefiles.CodeBusy: &livefiles.Error{Code: livefiles.CodeBusy},
 	} {
 		var refused *livefiles.Error
 		if err := refusalError(fmt.Errorf("path %q: %w", "a", cause)); !errors.As(err, &refused) || refused.Code != want {
@@ -94,7 +94,7 @@ func TestRefusal_HasTheCodeOfItsCause(t *testing.T) {
 		}
 	}
 	var refused *livefiles.Error
-	if err := refusalError(fmt.Errorf("path %q: %w", "pipe", fs.ErrInvalid)); !errors.As(err, &refused) || refused.Code != livefiles.NotFound {
+	if err := refusalError(fmt.Errorf("path %q: %w", "pipe", fs.ErrInvalid)); !errors.As(err, &refused) || refused.Code != livefiles.CodeNotFound {
 		t.Errorf("a pipe: %v", err)
 	}
 	if err := refusalError(io.ErrUnexpectedEOF); !errors.Is(err, io.ErrUnexpectedEOF) {

@@ -187,7 +187,7 @@ func (b *box) awaitRunner(ctx context.Context, exited <-chan struct{}) error {
 	defer tick.Stop()
 	for {
 		err := b.sendSecret(ctx)
-		var refused *runner.Error
+		var refused *runner.CommandError
 		if err == nil || errors.As(err, &refused) {
 			return err
 		}
@@ -210,7 +210,7 @@ func (b *box) sendSecret(ctx context.Context) error {
 	}
 	defer c.Close() //nolint:errcheck // only read from
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	return runner.GiveSecret(c, b.rec.Secret)
+	return runner.SendSecret(c, b.rec.Secret)
 }
 
 // exitError returns an error that says that the runner has ended, with the end of its output.

@@ -34,7 +34,7 @@ func cleanRelativePath(name string) (string, error) {
 	case name == "" || strings.ContainsRune(name, 0):
 		return "", fmt.Errorf("path %q: %w", name, fs.ErrInvalid)
 	case path.IsAbs(name) || clean == ".." || strings.HasPrefix(clean, "../"):
-		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+		return "", fmt.Errorf("path %q: %w", name, sandbox.ErrOutsideWorkspace)
 	}
 	return clean, nil
 }
@@ -50,7 +50,7 @@ func translateError(name string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("path %q: %w", name, sandbox.ErrNotFound)
 	case errors.As(err, &p) && !errors.As(err, &errno):
-		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutside)
+		return fmt.Errorf("path %q: %w", name, sandbox.ErrOutsideWorkspace)
 	}
 	return fmt.Errorf("path %q: %w", name, err)
 }

@@ -32,7 +32,7 @@ const (
 )
 
 var (
-	_ sandbox.Layerer = (*Provider)(nil)
+	_ sandbox.LayerCreator = (*Provider)(nil)
 
 	// errInstallTimeout is the cancellation cause of an installation's context at its time limit.
 	errInstallTimeout = errors.New("the time limit was reached")
@@ -40,12 +40,12 @@ var (
 
 // Layer returns the folder layers/<digest> in the provider's folder, into which it installs the packages unless they are
 // there, with the npm and pip of this machine. The scripts of packages run without any restriction.
-func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (p *Provider) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	base, err := p.runtimeVersions(ctx, want)
 	if err != nil {
 		return "", err
 	}
-	digest := want.Digest(base, runtime.GOOS+"/"+runtime.GOARCH)
+	digest := want.LayerDigest(base, runtime.GOOS+"/"+runtime.GOARCH)
 	if dir, err := p.completeLayer(digest); dir != "" || err != nil {
 		return dir, err
 	}
@@ -56,7 +56,7 @@ func (p *Provider) Layer(ctx context.Context, want sandbox.Packages, use sandbox
 }
 
 // runtimeVersions returns the versions of Node and Python on this machine, for which the packages of a layer are built.
-func (p *Provider) runtimeVersions(ctx context.Context, want sandbox.Packages) (string, error) {
+func (p *Provider) runtimeVersions(ctx context.Context, want sandbox.LayerPackages) (string, error) {
 	var out []string
 	for name, needed := range map[string]bool{"node": len(want.NPM) > 0, "python3": len(want.PIP) > 0} {
 		if !needed {
@@ -108,7 +108,7 @@ func (p *Provider) completeLayer(digest string) (string, error) {
 
 // createLayer creates the layer of a digest and returns its folder. If another executor that shares the provider's folder
 // creates it first, createLayer returns that executor's layer.
-func (p *Provider) createLayer(ctx context.Context, digest string, want sandbox.Packages) (_ string, err error) {
+func (p *Provider) createLayer(ctx context.Context, digest string, want sandbox.LayerPackages) (_ string, err error) {
 	if err := os.MkdirAll(p.layersDir(), 0o700); err != nil {
 		return "", fmt.Errorf("make a layer: %w", err)
 	}
@@ -214,11 +214,11 @@ func (p *Provider) installerPath(ctx context.Context, name string) (string, erro
 }
 
 // installPackages runs the installers of the wanted packages in the folder of a layer, and checks the folder's size.
-func (p *Provider) installPackages(ctx context.Context, dir string, want sandbox.Packages) error {
+func (p *Provider) installPackages(ctx context.Context, dir string, want sandbox.LayerPackages) error {
 	cfg := p.cfg.Layers
 	ctx, cancel := context.WithTimeoutCause(ctx, cfg.Within, errInstallTimeout)
 	defer cancel()
-	for _, i := range cfg.Installers(want.Set, dir) {
+	for _, i := range cfg.Installers(want.PackageSet, dir) {
 		path, err := p.installerPath(ctx, i.Args[0])
 		if err != nil {
 			return err

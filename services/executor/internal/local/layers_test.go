@@ -32,11 +32,11 @@ func layerBed(t *testing.T, script string) (Config, *dependencytest.Registry) {
 	var handler *dependencytest.Registry
 	s := httptest.NewUnstartedServer(nil)
 	base := "http://" + s.Listener.Addr().String()
-	handler, err := dependencytest.New(base+"/npm", []dependencytest.NPM{{
+	handler, err := dependencytest.New(base+"/npm", []dependencytest.NPMPackage{{
 		Name: "greeter", Version: "1.2.3", Bin: map[string]string{"greet-npm": "cli.js"},
 		Files:   map[string]string{"cli.js": "#!/usr/bin/env node\nconsole.log(require('greeter/word'))\n", "word.js": "module.exports = 'hello from npm'\n"},
 		Scripts: map[string]string{"postinstall": script},
-	}}, []dependencytest.Wheel{{Name: "greeting", Version: "0.1", Module: "def main():\n    print('hello from pip')\n", Programs: []string{"greet-pip"}}})
+	}}, []dependencytest.PythonPackage{{Name: "greeting", Version: "0.1", Module: "def main():\n    print('hello from pip')\n", Programs: []string{"greet-pip"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,13 +46,13 @@ func layerBed(t *testing.T, script string) (Config, *dependencytest.Registry) {
 	return Config{Dir: t.TempDir(), Runner: "/none", Engine: "e", Layers: layer.Config{NPMRegistry: base + "/npm", PIPIndexURL: base + "/pip"}}, handler
 }
 
-func packages(t *testing.T, d events.Dependencies) sandbox.Packages {
+func packages(t *testing.T, d events.Dependencies) sandbox.LayerPackages {
 	t.Helper()
 	set, err := dependency.Parse(d)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return sandbox.Packages{Set: set}
+	return sandbox.LayerPackages{PackageSet: set}
 }
 
 var both = events.Dependencies{NPM: []string{"greeter@1.2.3"}, PIP: []string{"greeting==0.1"}}
@@ -76,10 +76,10 @@ func TestLayer(t *testing.T) {
 		}
 	}
 	all.Wait()
-	if registry.Requests(".tgz") != 1 || registry.Requests(".whl") != 1 || began.Load() != 4 {
-		t.Errorf("%d and %d downloads, %d waited", registry.Requests(".tgz"), registry.Requests(".whl"), began.Load())
+	if registry.CountRequests(".tgz") != 1 || registry.CountRequests(".whl") != 1 || began.Load() != 4 {
+		t.Errorf("%d and %d downloads, %d waited", registry.CountRequests(".tgz"), registry.CountRequests(".whl"), began.Load())
 	}
-	registry.Switch(false)
+	registry.SetAvailable(false)
 	p := newProvider(t, cfg)
 	dir, err := p.Layer(t.Context(), packages(t, both), sandbox.LayerBuilder{Begun: func() { t.Error("it is made again") }})
 	if err != nil {

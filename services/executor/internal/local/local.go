@@ -197,12 +197,12 @@ func (p *Provider) prepareFolders(spec sandbox.Spec) (savedSandbox, error) {
 // checkHostPath returns a *sandbox.Error unless a session may still work in a folder of this machine. The folder may have been removed
 // since the session was created, or replaced by a link to another folder.
 func (p *Provider) checkHostPath(path string) error {
-	resolved, err := p.cfg.HostPaths.Resolve(path)
+	resolved, err := p.cfg.HostPaths.CheckAndResolve(path)
 	if err == nil && resolved != path {
 		err = fmt.Errorf("%s has become a link to %s", path, resolved)
 	}
 	if err != nil {
-		return &sandbox.Error{Code: sandbox.CodeHostPath, Message: "the session's folder cannot be used: " + err.Error(), Err: err}
+		return &sandbox.Error{Code: sandbox.CodeHostPathRefused, Message: "the session's folder cannot be used: " + err.Error(), Err: err}
 	}
 	return nil
 }

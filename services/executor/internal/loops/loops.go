@@ -181,7 +181,7 @@ func (d *Detector) readSpawn(p events.SubagentSpawned) bool {
 		c.depth = depth
 	}
 	if depth > d.maxDepth && d.tooDeep == "" {
-		d.tooDeep = fmt.Sprintf("sub-agent %q was started %d levels below the agent; the limit is %d (limits.subagentDepth)", truncate.Valid(p.Name, maxNameBytes), depth, d.maxDepth)
+		d.tooDeep = fmt.Sprintf("sub-agent %q was started %d levels below the agent; the limit is %d (limits.subagentDepth)", truncate.ValidText(p.Name, maxNameBytes), depth, d.maxDepth)
 	}
 	return d.tooDeep != ""
 }
@@ -269,7 +269,7 @@ func (c *callHistory) repeatedCalls() (n uint32, tool string) {
 
 // setKey sets the name of the tool and the hash of the arguments.
 func (x *toolCall) setKey(tool string, b events.Block) {
-	x.tool = truncate.Valid(tool, maxNameBytes)
+	x.tool = truncate.ValidText(tool, maxNameBytes)
 	x.key, x.hasKey = hashParts([]byte(tool), canonicalJSON(b.Input)), true
 }
 

@@ -62,7 +62,7 @@ func (e *egress) Lines(context.Context, string, run.JournalPosition, bool) ([]me
 // tenants is a source of budgets that knows a single tenant.
 type tenants struct{ budget.Tenant }
 
-func (t *tenants) Of(context.Context, string) (budget.Tenant, error) { return t.Tenant, nil }
+func (t *tenants) Get(context.Context, string) (budget.Tenant, error) { return t.Tenant, nil }
 
 // A bed is a Maintainer of a turn whose clock the test sets.
 type bed struct {

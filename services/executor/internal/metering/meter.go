@@ -24,7 +24,7 @@ import (
 // Budgets reads the budgets of tenants, and their usage.
 type Budgets interface {
 	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
 // Codes of the proxy's refusals.
@@ -66,7 +66,7 @@ func (m *Meter) UpdateLimits(ctx context.Context, session events.Budget) error {
 	l := budgets.Limits{Session: session}
 	if m.budgets != nil {
 		var err error
-		if l.Tenant, err = m.budgets.Of(ctx, m.execution.Session.Tenant); err != nil {
+		if l.Tenant, err = m.budgets.Get(ctx, m.execution.Session.Tenant); err != nil {
 			return err
 		}
 	}
@@ -97,7 +97,7 @@ func (m *Meter) chargedExecution() budgets.Execution {
 	}
 	l := m.resolved.Definition.Limits
 	e.Own = events.Budget{Tokens: uint64(l.Tokens), CostUSD: l.BudgetUSD}
-	if m.proxy.Egress != nil && !definition.CountsTurns(x.Session.Life.Architecture) {
+	if m.proxy.Egress != nil && !definition.EnforcesTurnLimit(x.Session.Life.Architecture) {
 		e.Own.Turns = l.Turns
 	}
 	return e

@@ -60,7 +60,7 @@ type tenants struct {
 	err    error
 }
 
-func (t *tenants) Of(context.Context, string) (budget.Tenant, error) { return t.tenant, t.err }
+func (t *tenants) Get(context.Context, string) (budget.Tenant, error) { return t.tenant, t.err }
 
 // newMeter returns the meter of a claimed execution whose sandbox is ready, and which may use 100 tokens and an MCP server.
 func newMeter(t *testing.T, e *egress, b metering.Budgets) (*metering.Meter, *metering.Proxy, *runlog.Execution) {

@@ -29,7 +29,7 @@ import (
 func TestProvider(t *testing.T) {
 	s := sharedServer(t)
 	cfg := s.config(t)
-	sandboxtest.Exercise(t, sandboxtest.Subject{
+	sandboxtest.TestProvider(t, sandboxtest.TestedProvider{
 		Engine:         cfg.Engine,
 		New:            func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
 		KillRunner:     func(t testing.TB, id string) { s.endSandbox(t, id, "preempted") },
@@ -354,7 +354,7 @@ func TestPreemption_EndsProcessesAndTheSandbox(t *testing.T) {
 		if err := p.Terminate(t.Context(), spec.ID, false); err != nil {
 			t.Errorf("%s: terminate: %v", how, err)
 		}
-		if r := create(t, p, next).(sandbox.Restorer); r.HasWorkspace() {
+		if r := create(t, p, next).(sandbox.WorkspaceReporter); r.HasWorkspace() {
 			t.Errorf("%s: a workspace was kept", how)
 		}
 	}
@@ -607,7 +607,7 @@ func authority(t *testing.T) string {
 	dir := t.TempDir()
 	a, err := certificate.OpenAuthority(filepath.Join(dir, "authority"), certificate.Validity{For: time.Hour}, time.Now())
 	if err == nil {
-		err = a.Trust(filepath.Join(dir, "ca.pem"))
+		err = a.WriteTrustFile(filepath.Join(dir, "ca.pem"))
 	}
 	text, rerr := os.ReadFile(filepath.Join(dir, "ca.pem"))
 	if err := errors.Join(err, rerr); err != nil {

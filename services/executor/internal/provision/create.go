@@ -106,7 +106,7 @@ func (p *sandboxPreparation) createSandbox(ctx context.Context) (*agents.Agent, 
 		SandboxID: id, Provider: p.ProviderName, Engine: p.Engine, Journal: a.Journal, Image: spec.Image,
 		DurationMs: uint32(p.Now().Sub(began).Milliseconds()), //nolint:gosec // no sandbox takes 49 days
 	}
-	if r, ok := box.(sandbox.Restorer); ok && !r.HasWorkspace() {
+	if r, ok := box.(sandbox.WorkspaceReporter); ok && !r.HasWorkspace() {
 		ready.Empty = true
 	} else {
 		ready.Workspace = spec.Workspace

@@ -20,19 +20,19 @@ func (p *sandboxPreparation) dependencyLayer(ctx context.Context) (string, error
 	if err != nil { // it was checked when the agent was applied
 		return "", &references.Error{Code: sandbox.CodeDependenciesFailed, Err: fmt.Errorf("dependencies: %w", err)}
 	}
-	if set.Empty() {
+	if set.IsEmpty() {
 		return "", nil
 	}
-	layerer, ok := p.Provider.(sandbox.Layerer)
+	layerer, ok := p.Provider.(sandbox.LayerCreator)
 	if !ok {
 		return "", &references.Error{Code: sandbox.CodeDependenciesUnavailable, Err: fmt.Errorf("sandboxes of provider %s cannot have dependencies", p.ProviderName)}
 	}
-	return p.awaitLayer(ctx, layerer, sandbox.Packages{Set: set, Image: p.Session.Life.Options.Image})
+	return p.awaitLayer(ctx, layerer, sandbox.LayerPackages{PackageSet: set, Image: p.Session.Life.Options.Image})
 }
 
 // awaitLayer blocks until the layer with the packages want exists, which layerer builds if necessary, and returns the layer's name. Its
 // errors are those of unlessCancelled and dependencyError.
-func (p *sandboxPreparation) awaitLayer(ctx context.Context, layerer sandbox.Layerer, want sandbox.Packages) (name string, err error) {
+func (p *sandboxPreparation) awaitLayer(ctx context.Context, layerer sandbox.LayerCreator, want sandbox.LayerPackages) (name string, err error) {
 	begun := make(chan time.Time, 1)
 	builder := p.layerBuilder(func() {
 		select {

@@ -100,7 +100,7 @@ type layers struct {
 	block bool // until ctx ends
 }
 
-func (l layers) Layer(ctx context.Context, want sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (l layers) Layer(ctx context.Context, want sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	use.Begun()
 	if l.block {
 		<-ctx.Done()
@@ -115,7 +115,7 @@ type servers struct {
 	broken string
 }
 
-func (s servers) StartServer(_ context.Context, _ string, n int, server sandbox.Server) (string, error) {
+func (s servers) StartServer(_ context.Context, _ string, n int, server sandbox.MCPServer) (string, error) {
 	if server.Image == s.broken {
 		return "", &sandbox.Error{Code: sandbox.CodeImageNotFound, Message: "no such image"}
 	}
@@ -128,7 +128,7 @@ type store struct {
 	restored []string
 }
 
-func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.Tree) (uint32, error) {
+func (s *store) Restore(_ context.Context, _ sandbox.Sandbox, _ topology.SessionRef, id string, _ ...workspace.TreeName) (uint32, error) {
 	s.restored = append(s.restored, id)
 	return 1, nil
 }
@@ -462,7 +462,7 @@ func (l slowLog) Last(ctx context.Context, s events.Subject, f eventlog.Freshnes
 // quickLayers builds a layer in no time, while the turn reads the log.
 type quickLayers struct{ layers }
 
-func (quickLayers) Layer(_ context.Context, _ sandbox.Packages, use sandbox.LayerBuilder) (string, error) {
+func (quickLayers) Layer(_ context.Context, _ sandbox.LayerPackages, use sandbox.LayerBuilder) (string, error) {
 	time.Sleep(5*time.Millisecond + 500*time.Microsecond) // newBed's beat, and a part of slowLog's answer
 	use.Begun()
 	return "layer", nil

@@ -25,7 +25,7 @@ func (p *sandboxPreparation) startServers(ctx context.Context) error {
 	for n, c := range all {
 		group.Go(func() error {
 			errs[n] = p.Sandboxes.RetryWhileUnavailable(ctx, p.agent.Sandbox, func() (err error) {
-				sockets[n], err = host.StartServer(ctx, p.agent.Sandbox, n, sandbox.Server{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
+				sockets[n], err = host.StartServer(ctx, p.agent.Sandbox, n, sandbox.MCPServer{Image: c.Image, Egress: len(p.Session.Life.Options.Egress) > 0})
 				return err
 			})
 			return nil

@@ -154,7 +154,7 @@ func (r *Resolved) AddToQuery(q *runner.Query, proxied bool, sockets []string) {
 			socket, sockets = sockets[0], sockets[1:]
 		}
 		if proxied && m.Type == events.MCPTypeHTTP {
-			m.URL, m.Headers = runner.EgressURL+runner.EgressMCP+m.Name, nil
+			m.URL, m.Headers = runner.EgressURL+runner.EgressMCPPath+m.Name, nil
 		}
 		q.MCPServers = append(q.MCPServers, runner.MCPServer{
 			Name: m.Name, Type: m.Type, Socket: socket, Command: m.Command, Env: m.Env, URL: m.URL, Headers: m.Headers, TimeoutMs: cmp.Or(m.TimeoutMs, mcpTimeout), Tools: m.Tools,
@@ -171,14 +171,14 @@ func (r *Resolved) AddToQuery(q *runner.Query, proxied bool, sockets []string) {
 // addSkillsPrompt returns instructions, followed by a description of the skills that a sub-agent can use. subagent is "" for the
 // agent itself.
 func (r *Resolved) addSkillsPrompt(instructions, subagent string) string {
-	var list []skill.Prompted
+	var list []skill.PromptSkill
 	for i, s := range r.skills {
 		if r.Skills[i].Subagent == subagent {
-			list = append(list, skill.Prompted{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.documents[i]})
+			list = append(list, skill.PromptSkill{Name: s.Name, Description: s.Description, Dir: s.Dir, Document: r.documents[i]})
 		}
 	}
 	if len(list) == 0 {
 		return instructions
 	}
-	return strings.TrimPrefix(instructions+"\n\n"+skill.Prompt(list, skill.PromptBudget), "\n\n")
+	return strings.TrimPrefix(instructions+"\n\n"+skill.FormatPrompt(list, skill.PromptBudget), "\n\n")
 }

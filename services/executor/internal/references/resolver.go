@@ -90,7 +90,7 @@ func (r *Resolver) Resolve(ctx context.Context, e Execution) (*Resolved, error) 
 	if err != nil {
 		return nil, &Error{"EGRESS_INVALID", fmt.Errorf("what the execution may reach: %w", err)}
 	}
-	out.InspectsRequests = list.Selective()
+	out.InspectsRequests = list.RestrictsMethods()
 	return out, nil
 }
 
@@ -221,18 +221,18 @@ const hostFromSession = "session"
 // allowedHosts returns the hosts, besides those of model providers, that a sandbox may reach: those of the session and of each
 // environment. The hosts of the agent were added to the session when it was created.
 func allowedHosts(session, agent []string, list []layers.Environment) ([]events.AllowedHost, error) {
-	var from []egress.Layer
+	var from []egress.SourceEntries
 	for _, host := range session {
-		l := egress.Layer{From: hostFromSession, Entries: []string{host}}
+		l := egress.SourceEntries{From: hostFromSession, Entries: []string{host}}
 		if slices.Contains(agent, host) {
 			l.From = layers.SourceAgent
 		}
 		from = append(from, l)
 	}
 	for _, e := range list {
-		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})
+		from = append(from, egress.SourceEntries{From: e.Ref.String(), Entries: e.Spec.Egress})
 	}
-	all, err := egress.Union(command.MaxEgress, from...)
+	all, err := egress.MergeEntries(command.MaxEgressEntries, from...)
 	if err != nil {
 		return nil, &Error{"EGRESS_INVALID", err}
 	}

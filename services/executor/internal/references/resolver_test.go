@@ -150,7 +150,7 @@ func TestResolve_Query(t *testing.T) {
 	if q.Env["TOKEN"] != "hunter2" || q.Env["SET"] != "by the executor" || !slices.Equal(q.Redact, []string{"hunter2"}) {
 		t.Errorf("environment %v, redacted %v", q.Env, q.Redact)
 	}
-	if m := q.MCPServers[0]; m.URL != runner.EgressURL+runner.EgressMCP+"web" || m.Headers != nil || m.TimeoutMs != 30_000 {
+	if m := q.MCPServers[0]; m.URL != runner.EgressURL+runner.EgressMCPPath+"web" || m.Headers != nil || m.TimeoutMs != 30_000 {
 		t.Errorf("MCP server behind the proxy: %+v", m)
 	}
 	if m := q.MCPServers[1]; m.Socket != "/run/box.sock" || !slices.Equal(m.Command, []string{"serve", "x"}) {

@@ -123,7 +123,7 @@ func (w *Writer) appendPart(ctx context.Context, l *eventlog.SessionState, d run
 	if err != nil {
 		return err
 	}
-	pauses := retry.Doubling(firstAppendPause, maxAppendPause)
+	pauses := retry.NewDoubling(firstAppendPause, maxAppendPause)
 	for {
 		err := w.Sessions.AppendRunPart(ctx, l, w.actor(), id, d)
 		var conflict *eventlog.ConflictError

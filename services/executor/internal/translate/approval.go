@@ -20,7 +20,7 @@ const (
 
 // approvalEvent returns an event about an approval request, which withID creates with the id that the request has in the log. local
 // is the runner's id of the request.
-func (t *Translator) approvalEvent(l runner.Line, at time.Time, local string, withID func(id string) events.Payload, now time.Time) LineResult {
+func (t *Translator) approvalEvent(l runner.JournalLine, at time.Time, local string, withID func(id string) events.Payload, now time.Time) LineResult {
 	if local == "" || l.ExecutionID == "" {
 		return t.badLineError(l, now)
 	}
@@ -42,10 +42,10 @@ func limitRequest(p *events.ApprovalRequested) bool {
 		p.Class = "" // a class that is cut would cover other calls
 	}
 	for _, s := range []*string{&p.ToolName, &p.ToolUseID, &p.Rule} {
-		*s = truncate.Valid(*s, maxApprovalClass)
+		*s = truncate.ValidText(*s, maxApprovalClass)
 	}
 	for _, s := range []*string{&p.Reason, &p.Title} {
-		*s = truncate.Valid(*s, maxApprovalText)
+		*s = truncate.ValidText(*s, maxApprovalText)
 	}
 	v := &p.Preview
 	cut := len(v.Paths) > maxApprovalPaths || len(p.Input) > maxApprovalJSON
@@ -61,7 +61,7 @@ func limitRequest(p *events.ApprovalRequested) bool {
 	}
 	for _, s := range texts {
 		cut = cut || len(*s) > maxApprovalText
-		*s = truncate.Valid(*s, maxApprovalText)
+		*s = truncate.ValidText(*s, maxApprovalText)
 	}
 	v.Truncated = v.Truncated || cut
 	return true

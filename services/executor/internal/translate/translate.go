@@ -49,13 +49,13 @@ type LineResult struct {
 
 // TurnEnd is the journal line with which the runner ends the turn.
 type TurnEnd struct {
-	runner.Ended
+	runner.TurnEnd
 	N    uint64
 	Time time.Time
 }
 
 // TranslateLine converts a journal line of the runner. now is the executor's time.
-func (t *Translator) TranslateLine(l runner.Line, now time.Time) []LineResult {
+func (t *Translator) TranslateLine(l runner.JournalLine, now time.Time) []LineResult {
 	if l.N <= t.Last {
 		return nil // converted before
 	}
@@ -80,7 +80,7 @@ func (t *Translator) TranslateMissing(last uint64, now time.Time) []LineResult {
 }
 
 // translateLine converts a journal line that belongs to the execution.
-func (t *Translator) translateLine(l runner.Line, now time.Time) LineResult {
+func (t *Translator) translateLine(l runner.JournalLine, now time.Time) LineResult {
 	at := t.limitTime(l.Time, now)
 	switch l.Type {
 	case events.TextDelta:
@@ -93,27 +93,27 @@ func (t *Translator) translateLine(l runner.Line, now time.Time) LineResult {
 			Epoch: t.Epoch, Offset: d.Offset, Text: d.Delta, Time: at,
 		}}
 	case runner.AgentStarted:
-		var s runner.Started
+		var s runner.TurnStart
 		if err := json.Unmarshal(l.Data, &s); err != nil {
 			return t.badLineError(l, now)
 		}
 		return t.newEvent(l, at, events.ExecutionStarted{Attempt: t.Attempt, Warm: s.Warm, PID: uint32(max(0, s.PID)), Policy: s.Policy})
 	case runner.TurnEnded:
-		var e runner.Ended
+		var e runner.TurnEnd
 		if err := json.Unmarshal(l.Data, &e); err != nil {
-			e = runner.Ended{Outcome: runner.Failed, Code: CodeBadLine, Message: "the end of the turn could not be read: " + err.Error()}
+			e = runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: CodeBadLine, Message: "the end of the turn could not be read: " + err.Error()}
 		}
-		return LineResult{Ended: &TurnEnd{Ended: e, N: l.N, Time: at}}
+		return LineResult{Ended: &TurnEnd{TurnEnd: e, N: l.N, Time: at}}
 	}
 	return t.translatePayload(l, at, now)
 }
 
 // translatePayload converts a journal line whose data is an event that a runner may write.
-func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResult {
+func (t *Translator) translatePayload(l runner.JournalLine, at, now time.Time) LineResult {
 	if _, known := events.LookupType(l.Type); !known {
 		return t.newEvent(l, at, events.Log{
 			Level: "warn", Stream: "runner",
-			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.Valid(string(l.Data), 512)),
+			Message: fmt.Sprintf("line of unknown type %.64q: %s", l.Type, truncate.ValidText(string(l.Data), 512)),
 		})
 	}
 	data := events.DecodePayload(l.Type, l.Data)
@@ -138,7 +138,7 @@ func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResu
 	case events.ApprovalResolved:
 		return t.approvalEvent(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.ApprovalRetracted:
-		p.Reason = truncate.Valid(p.Reason, maxNameBytes)
+		p.Reason = truncate.ValidText(p.Reason, maxNameBytes)
 		return t.approvalEvent(l, at, p.ApprovalID, func(id string) events.Payload { p.ApprovalID = id; return p }, now)
 	case events.SubagentSpawned, events.SubagentCompleted, events.PermissionDecided, events.AgentDenied, events.TranscriptWritten,
 		events.MetadataUpdate, events.Log, events.Error, events.WatchdogWarned:
@@ -159,7 +159,7 @@ func (t *Translator) translatePayload(l runner.Line, at, now time.Time) LineResu
 const maxPathBytes = 4096
 
 // fileEvent returns an event about the file at a path, or an error event if the path is not valid.
-func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data events.Payload, now time.Time) LineResult {
+func (t *Translator) fileEvent(l runner.JournalLine, at time.Time, path string, data events.Payload, now time.Time) LineResult {
 	if path == "" || len(path) > maxPathBytes {
 		return t.badLineError(l, now)
 	}
@@ -167,7 +167,7 @@ func (t *Translator) fileEvent(l runner.Line, at time.Time, path string, data ev
 }
 
 // blockEvent returns an event about a block of a conversation, or an error event if the runner must not write such a block.
-func (t *Translator) blockEvent(l runner.Line, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) LineResult {
+func (t *Translator) blockEvent(l runner.JournalLine, at time.Time, b events.Block, wrap func(events.Block) events.Payload, now time.Time) LineResult {
 	main := conversationOf(l.ConversationID) == events.MainConversation
 	switch {
 	case b.ID == "" || b.Kind == "":
@@ -194,19 +194,19 @@ func (t *Translator) TranslateGarbage(id, text string, tooLong bool, now time.Ti
 	t.garbage++
 	what := "the runner printed a line that is not a journal line: "
 	if tooLong {
-		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLine)
+		what = fmt.Sprintf("the runner printed a line of more than %d bytes, which begins: ", runner.MaxLineLength)
 	}
 	return LineResult{Event: &events.Event{
 		ID:          events.DeriveID(events.KindEvent, id, "garbage", strconv.Itoa(t.garbage)),
 		Time:        t.limitTime(now, now),
 		ExecutionID: t.ExecutionID, ConversationID: events.MainConversation, Source: events.FromRunner,
-		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.Valid(text, 1024)},
+		Data: events.Log{Level: "error", Stream: "runner", Message: what + truncate.ValidText(text, 1024)},
 	}}
 }
 
 // foreignLine handles a journal line that names another execution, which was ended from outside, or which the runner forged.
 // It returns a warning for the first line of each such execution.
-func (t *Translator) foreignLine(l runner.Line, now time.Time) []LineResult {
+func (t *Translator) foreignLine(l runner.JournalLine, now time.Time) []LineResult {
 	if t.foreign == l.ExecutionID {
 		return nil
 	}
@@ -218,17 +218,17 @@ func (t *Translator) foreignLine(l runner.Line, now time.Time) []LineResult {
 }
 
 // badLineError returns an error event in place of a journal line whose data does not match its type.
-func (t *Translator) badLineError(l runner.Line, now time.Time) LineResult {
-	return t.errorEvent(l.N, CodeBadLine, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.Valid(string(l.Data), 512)), now)
+func (t *Translator) badLineError(l runner.JournalLine, now time.Time) LineResult {
+	return t.errorEvent(l.N, CodeBadLine, fmt.Sprintf("line %d of the runner: the data of %.64q cannot be read: %s", l.N, l.Type, truncate.ValidText(string(l.Data), 512)), now)
 }
 
 // errorEvent returns an error event in place of the journal line n.
 func (t *Translator) errorEvent(n uint64, code, message string, now time.Time) LineResult {
-	return t.newEvent(runner.Line{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
+	return t.newEvent(runner.JournalLine{N: n, ExecutionID: t.ExecutionID, ConversationID: events.MainConversation}, t.limitTime(now, now), events.Error{Code: code, Message: message})
 }
 
 // newEvent returns data as the event of a journal line.
-func (t *Translator) newEvent(l runner.Line, at time.Time, data events.Payload) LineResult {
+func (t *Translator) newEvent(l runner.JournalLine, at time.Time, data events.Payload) LineResult {
 	execution := t.ExecutionID
 	if l.ExecutionID == "" && isAllowedBetweenTurns(data) {
 		execution = ""

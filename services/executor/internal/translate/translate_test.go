@@ -26,12 +26,12 @@ func fresh() *Translator {
 	return &Translator{Journal: journal, ExecutionID: execution, Epoch: 4, Attempt: 2, Time: begun}
 }
 
-func line(n uint64, typ events.Type, data string) runner.Line {
-	return runner.Line{N: n, Type: typ, Time: begun.Add(time.Second), ExecutionID: execution, ConversationID: "main", Data: json.RawMessage(data)}
+func line(n uint64, typ events.Type, data string) runner.JournalLine {
+	return runner.JournalLine{N: n, Type: typ, Time: begun.Add(time.Second), ExecutionID: execution, ConversationID: "main", Data: json.RawMessage(data)}
 }
 
 // one translates a line that must return exactly one result.
-func one(t *testing.T, tr *Translator, l runner.Line) LineResult {
+func one(t *testing.T, tr *Translator, l runner.JournalLine) LineResult {
 	t.Helper()
 	out := tr.TranslateLine(l, now)
 	if len(out) != 1 {
@@ -43,7 +43,7 @@ func one(t *testing.T, tr *Translator, l runner.Line) LineResult {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		line runner.Line
+		line runner.JournalLine
 		want string // the stored data
 	}{
 		"agent started": {line(1, runner.AgentStarted, `{"attempt":99,"warm":true,"pid":7,"policy":"workspace"}`), `{"attempt":2,"warm":true,"pid":7,"policy":"workspace"}`},
@@ -107,12 +107,12 @@ func TestDelta(t *testing.T) {
 func TestEnd(t *testing.T) {
 	t.Parallel()
 	e := one(t, fresh(), line(1, runner.TurnEnded, `{"outcome":"completed","result":"r"}`)).Ended
-	if e == nil || e.Outcome != runner.Completed || e.Result != "r" || e.N != 1 {
+	if e == nil || e.Outcome != runner.OutcomeCompleted || e.Result != "r" || e.N != 1 {
 		t.Errorf("end %+v", e)
 	}
 	// An end that cannot be read is an end all the same.
 	e = one(t, fresh(), line(1, runner.TurnEnded, `[]`)).Ended
-	if e == nil || e.Outcome != runner.Failed || e.Code != CodeBadLine {
+	if e == nil || e.Outcome != runner.OutcomeFailed || e.Code != CodeBadLine {
 		t.Errorf("end %+v", e)
 	}
 }
@@ -210,7 +210,7 @@ func TestTranslator_HoldsItsInvariantsForAnyLines(t *testing.T) {
 		tr := fresh()
 		last, n := begun, uint64(0)
 		for range rapid.IntRange(1, 20).Draw(t, "lines") {
-			l := runner.Line{
+			l := runner.JournalLine{
 				N: rapid.Uint64Range(0, 30).Draw(t, "n"), Type: rapid.SampledFrom(names).Draw(t, "type"),
 				Time:           begun.Add(time.Duration(rapid.IntRange(-1000, 1000).Draw(t, "time")) * time.Second),
 				ExecutionID:    rapid.SampledFrom([]string{"", execution, "exe_other"}).Draw(t, "execution"),

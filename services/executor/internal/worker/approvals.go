@@ -147,9 +147,9 @@ func (f *follower) sendVerdict(d session.DecidedApproval) {
 
 // newVerdict returns the verdict that the runner gets for a person's decision on an approval request. It includes the answers to secret
 // questions, which are not in the log.
-func (w *Worker) newVerdict(ctx context.Context, l *eventlog.SessionState, d session.DecidedApproval) (v runner.Verdict, err error) {
+func (w *Worker) newVerdict(ctx context.Context, l *eventlog.SessionState, d session.DecidedApproval) (v runner.ApprovalDecision, err error) {
 	if d.At == 0 {
-		return runner.Verdict{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
+		return runner.ApprovalDecision{ApprovalDecided: events.ApprovalDecided{ApprovalID: d.ApprovalID}, Timeout: true}, nil
 	}
 	if v.ApprovalDecided, err = w.deps.Sessions.ApprovalDecision(ctx, l, d); err != nil || len(v.Sealed) == 0 {
 		return v, err
@@ -216,7 +216,7 @@ func (f *follower) handleVerdictSent(v sentVerdict) error {
 	if errors.Is(v.err, link.ErrFenced) {
 		return fmt.Errorf("%w: %w", run.ErrFenced, v.err)
 	}
-	var refused *runner.Error
+	var refused *runner.CommandError
 	if errors.As(v.err, &refused) {
 		f.Log.Error("the runner refused a decision on an approval request", "approval", v.id, "error", v.err)
 		return nil // sent again over the next stream

@@ -116,7 +116,7 @@ func (f *follower) finishTurn(ctx context.Context) error {
 	err = f.endExecution(ctx, run.EndExecution{
 		CommandMeta: events.CommandMeta{CommandID: events.DeriveID(events.KindCommand, f.translator.Journal, strconv.FormatUint(e.N, 10)), Now: e.Time},
 		N:           e.N,
-		Outcome:     f.terminalEventOf(e.Ended),
+		Outcome:     f.terminalEventOf(e.TurnEnd),
 		Before:      d.Events,
 	})
 	if err == nil {
@@ -127,8 +127,8 @@ func (f *follower) finishTurn(ctx context.Context) error {
 
 // terminalEventOf returns the terminal event for the end of the turn in the runner's journal. If the turn was being stopped, the reason for
 // that determines the event.
-func (f *follower) terminalEventOf(e runner.Ended) events.Payload {
-	if e.Outcome == runner.Completed && !f.output.IsCut() {
+func (f *follower) terminalEventOf(e runner.TurnEnd) events.Payload {
+	if e.Outcome == runner.OutcomeCompleted && !f.output.IsCut() {
 		return events.ExecutionCompleted{Usage: e.Usage, CostUSD: e.CostUSD, Result: e.Result}
 	}
 	if why := f.stop.TerminalEvent(e.Usage); why != nil {
@@ -136,7 +136,7 @@ func (f *follower) terminalEventOf(e runner.Ended) events.Payload {
 	}
 	code, message := e.Code, e.Message
 	switch {
-	case e.Outcome != runner.Failed:
+	case e.Outcome != runner.OutcomeFailed:
 		code, message = retries.CodeAgentExited, "the turn was ended inside the sandbox, and nobody had asked for it"
 	case code == "":
 		code = "INTERNAL"
@@ -148,7 +148,7 @@ func (f *follower) terminalEventOf(e runner.Ended) events.Payload {
 }
 
 // failRefused stores the pending events, and then fails the execution with why, the error with which the runner refused to start it.
-func (f *follower) failRefused(ctx context.Context, why *runner.Error) error {
+func (f *follower) failRefused(ctx context.Context, why *runner.CommandError) error {
 	if err := f.commits.Flush(ctx); err != nil {
 		return err
 	}

@@ -296,7 +296,7 @@ func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	if r.link != f.agent.Link {
 		return nil // of an earlier stream
 	}
-	var refused *runner.Error
+	var refused *runner.CommandError
 	switch {
 	case errors.Is(r.err, link.ErrFenced):
 		return fmt.Errorf("%w: %w", run.ErrFenced, r.err)

@@ -37,7 +37,7 @@ func (f *follower) garbageID() string {
 // or a gap in f. It drops output that exceeds the output limits.
 func (f *follower) handleResult(r translate.LineResult) {
 	switch {
-	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.Low()): // the complete block will have the text
+	case r.Delta != nil && (!f.keepsText(len(r.Delta.Text)) || f.w.deps.Room.IsLow()): // the complete block will have the text
 	case r.Delta != nil:
 		if err := f.w.deps.Deltas.Publish(f.Session.Tenant, f.Session.ID, *r.Delta); err != nil {
 			f.Log.Debug("text in flight was lost", "error", err)
@@ -96,7 +96,7 @@ func (t *turn) meterOutput() budgets.OutputMeter {
 // keepsEvent counts an event of the journal, and reports whether it is within the output limits. The first event that exceeds a limit stops
 // the turn.
 func (f *follower) keepsEvent(e events.Event) bool {
-	keep, message := f.output.CountEvent(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.Low() })
+	keep, message := f.output.CountEvent(e, func() bool { return f.stop.IsStopping() && f.w.deps.Room.IsLow() })
 	f.cutOutput(message)
 	return keep
 }
@@ -128,7 +128,7 @@ const codeStorageFull = "STORAGE_FULL"
 // stores an error event that says so. While events wait, the follower soon reads no more journal lines, so that the agent waits too. The
 // end of a turn does not wait, and neither does the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
-	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.Low() {
+	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.IsLow() {
 		return false
 	}
 	if !f.fullRecorded {

@@ -43,7 +43,7 @@ func (t *turn) nextAttemptWait(code string) (wait time.Duration, ok bool) {
 // deathOf returns the attemptDeath for the end of a turn in the journal. It returns false if a control or a limit stopped the attempt, if
 // the agent did not die, or if no further attempt follows.
 func (f *follower) deathOf(e *translate.TurnEnd) (attemptDeath, bool) {
-	if !retries.IsDeath(e.Code) || e.Outcome != runner.Failed || f.stop.TerminalEvent(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
+	if !retries.IsDeath(e.Code) || e.Outcome != runner.OutcomeFailed || f.stop.TerminalEvent(e.Usage) != nil || f.life.ControlOf(f.ID).N > 0 {
 		return attemptDeath{}, false
 	}
 	_, ok := f.nextAttemptWait(e.Code)

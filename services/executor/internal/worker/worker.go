@@ -65,7 +65,7 @@ type Config struct {
 
 	Output        events.OutputSize // maximum output of an agent in one execution
 	SessionOutput events.OutputSize // maximum output of agents in all executions of a session
-	Pace          runner.Pace       // maximum rate of an agent's output
+	Pace          runner.OutputRate // maximum rate of an agent's output
 
 	Pool      map[string]int // sandboxes kept ready, by architecture
 	PoolEvery time.Duration  // interval at which the pool is filled
@@ -92,7 +92,7 @@ type Leases interface {
 	admission.Leases
 	idle.Leases
 	// Lives reports whether an executor has a lease.
-	Lives(ctx context.Context, executor string) (bool, error)
+	HasLease(ctx context.Context, executor string) (bool, error)
 }
 
 // DeltaStream publishes the text in flight of blocks, and reads it again.
@@ -169,7 +169,7 @@ func New(cfg Config, d Deps) *Worker {
 	w.pool = pool.New(pool.Config{
 		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Sizes: cfg.Pool, Every: cfg.PoolEvery, MaxAge: cfg.SandboxLife / 10, Adoptable: adoptable,
 		Sandboxes: w.sandboxes, Agents: w.dialer, Query: w.warmQuery, NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) },
-		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.Lives(ctx, executor) }, Now: d.Now, Logger: d.Logger,
+		IsAlive: func(ctx context.Context, executor string) (bool, error) { return d.Leases.HasLease(ctx, executor) }, Now: d.Now, Logger: d.Logger,
 	})
 	_, containers := d.Sandbox.(sandbox.ServerHost)
 	w.references = &references.Resolver{Log: d.Sessions.Log, Provider: cfg.Provider, Containers: containers, Skills: d.Skills, Secrets: d.Secrets, Logger: d.Logger}

@@ -48,7 +48,7 @@ func (w *Store) Open(ctx context.Context, js jetstream.JetStream) error {
 	if err != nil {
 		return err
 	}
-	store.CheckRoom(func(ctx context.Context) error { return w.room.Check(ctx, 0) })
+	store.SetRoomCheck(func(ctx context.Context) error { return w.room.Check(ctx, 0) })
 	w.store = store
 	return nil
 }
@@ -77,7 +77,7 @@ func (w *Store) Snapshot(ctx context.Context, box sandbox.Sandbox, ref topology.
 
 // Restore fills the workspace of a sandbox from a snapshot, or from only the given trees of the snapshot. It returns the number
 // of files.
-func (w *Store) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.Tree) (uint32, error) {
+func (w *Store) Restore(ctx context.Context, box sandbox.Sandbox, ref topology.SessionRef, id string, trees ...workspace.TreeName) (uint32, error) {
 	r, err := workspace.Restore(ctx, box, w.store, ref.Tenant, ref.Session, id, trees...)
 	return r.Files, err
 }
@@ -95,12 +95,12 @@ func (w *Store) Put(ctx context.Context, box sandbox.Sandbox, f events.FilePut, 
 	defer content.Close() //nolint:errcheck // read to its end, or given up
 	checked := &checkedContent{r: content, sum: sha256.New(), want: f.SHA256, fence: func() error { return fence(ctx) }, asked: time.Now()}
 	if f.Archive {
-		err = workspace.Unpack(ctx, box, f.Path, checked)
+		err = workspace.UnpackTar(ctx, box, f.Path, checked)
 	} else {
 		err = box.Files().Put(ctx, f.Path, checked)
 	}
 	var refused *workspace.RefusedError
-	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutside) || errors.Is(err, errUploadMismatch) {
+	if errors.As(err, &refused) || errors.Is(err, sandbox.ErrOutsideWorkspace) || errors.Is(err, errUploadMismatch) {
 		return fmt.Errorf("%w: %w", contents.ErrInvalidContent, err)
 	}
 	return err
@@ -113,7 +113,7 @@ func (w *Store) Provide(ctx context.Context, box sandbox.Sandbox, t events.Trans
 		return err
 	}
 	defer content.Close() //nolint:errcheck // read to its end, or given up
-	return workspace.Provide(ctx, box, t.SHA256, content)
+	return workspace.ProvideTranscript(ctx, box, t.SHA256, content)
 }
 
 // errUploadMismatch is returned if the SHA-256 of stored content differs from that of the upload.

@@ -22,7 +22,7 @@ func (c *cli) HealthListen() (addr string, tls bool) { return c.Listen, c.TLSCer
 
 func main() {
 	var c cli
-	os.Exit(daemon.MainWithoutLog("gateway", "Serves clients: REST, SSE, WebSocket and gRPC.", &c, &c.Settings,
+	os.Exit(daemon.RunServiceWithoutLog("gateway", "Serves clients: REST, SSE, WebSocket and gRPC.", &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			pool, err := readmodel.Open(ctx, c.DatabaseURL)
 			if err != nil {
@@ -43,7 +43,7 @@ func main() {
 			if err != nil {
 				return err
 			}
-			env.Health.Await("clients", g.Ready())
+			env.Health.AddChannelCheck("clients", g.Ready())
 			return g.Run(ctx)
 		}))
 }

@@ -184,8 +184,8 @@ func (s *Server) checkAnswers(d *events.ApprovalDecided, answers json.RawMessage
 			continue
 		}
 		text, err := json.Marshal(list)
-		if err == nil && len(text) > secret.MaxValue {
-			err = problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the answer", len(text), secret.MaxValue))
+		if err == nil && len(text) > secret.MaxValueSize {
+			err = problem.New(problem.PayloadTooLarge, field, tooLargeDetail("the answer", len(text), secret.MaxValueSize))
 		}
 		if err == nil {
 			err = s.requireSealer(field)

@@ -229,7 +229,7 @@ func (s *Server) removeEntry(ctx context.Context, n entryKind, r commands.Reques
 	if err := checkMayWrite(p, ref, "scope"); err != nil {
 		return nil, err
 	}
-	r.Body = command.Remove{Ref: ref}
+	r.Body = command.RemoveEntry{Ref: ref}
 	a, err := s.sendChangeCommand(ctx, withEntrySubject(n, p, ref, r))
 	var refused *problem.Error
 	if errors.As(err, &refused) && refused.Field == "ref" { // the request has its parts as separate fields
@@ -279,7 +279,7 @@ func mayUseVersion(p auth.Principal, kind events.Aspect, v reads.Version) (bool,
 
 // definitionMessage converts a version of a catalogue entry to an API message.
 func definitionMessage(v reads.Version) *spoolv1.Definition {
-	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.Raw(v.Spec), CreatedAt: wirejson.Time(v.CreatedAt)}
+	return &spoolv1.Definition{Ref: referenceMessage(v.Ref), Tags: v.Tags, Spec: wirejson.JSONFromText(v.Spec), CreatedAt: wirejson.TimestampOf(v.CreatedAt)}
 }
 
 // versionRequest is a request for one version of a catalogue entry.

@@ -77,12 +77,12 @@ func (s *Server) GetDeadLetter(ctx context.Context, r *spoolv1.GetDeadLetterRequ
 
 // RetryDeadLetter makes the services look at the session of a dead letter again, and removes the letter.
 func (s *Server) RetryDeadLetter(ctx context.Context, r *spoolv1.RetryDeadLetterRequest) (*spoolv1.RetryDeadLetterResponse, error) {
-	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.sendDeadLetterCommand(ctx, command.TypeRetryDead, r.GetId())
+	return &spoolv1.RetryDeadLetterResponse{Id: r.GetId()}, s.sendDeadLetterCommand(ctx, command.TypeRetryDeadLetter, r.GetId())
 }
 
 // DropDeadLetter removes a dead letter.
 func (s *Server) DropDeadLetter(ctx context.Context, r *spoolv1.DropDeadLetterRequest) (*spoolv1.DropDeadLetterResponse, error) {
-	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.sendDeadLetterCommand(ctx, command.TypeDropDead, r.GetId())
+	return &spoolv1.DropDeadLetterResponse{Id: r.GetId()}, s.sendDeadLetterCommand(ctx, command.TypeDropDeadLetter, r.GetId())
 }
 
 // sendDeadLetterCommand sends a command of type t about the dead letter with an id. It returns a problem if the caller may not see the letter.

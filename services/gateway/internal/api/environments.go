@@ -102,11 +102,11 @@ func (s *Server) ExplainEnvironment(ctx context.Context, r *spoolv1.ExplainEnvir
 
 // allowedHosts returns the hosts that the agent and the environments allow a sandbox to reach.
 func allowedHosts(agent events.AgentSpec, list []layers.Environment) ([]egress.SourcedEntry, error) {
-	from := []egress.Layer{{From: layers.SourceAgent, Entries: agent.Egress}}
+	from := []egress.SourceEntries{{From: layers.SourceAgent, Entries: agent.Egress}}
 	for _, e := range list {
-		from = append(from, egress.Layer{From: e.Ref.String(), Entries: e.Spec.Egress})
+		from = append(from, egress.SourceEntries{From: e.Ref.String(), Entries: e.Spec.Egress})
 	}
-	hosts, err := egress.Union(command.MaxEgress, from...)
+	hosts, err := egress.MergeEntries(command.MaxEgressEntries, from...)
 	if err != nil {
 		return nil, problem.New(problem.EgressInvalid, "", err.Error()).WithCause(err)
 	}

@@ -151,8 +151,8 @@ func (s *Server) RecoverExecution(ctx context.Context, r *spoolv1.RecoverExecuti
 	if err != nil {
 		return nil, err
 	}
-	a, err := s.sendCreateCommand(ctx, vars.withSealedBody(s, commands.Request{Type: command.TypeRecover, SessionID: session}, func(all map[string]events.Variable) any {
-		return command.Recover{ExecutionID: r.GetExecutionId(), Environment: all}
+	a, err := s.sendCreateCommand(ctx, vars.withSealedBody(s, commands.Request{Type: command.TypeRecoverExecution, SessionID: session}, func(all map[string]events.Variable) any {
+		return command.RecoverExecution{ExecutionID: r.GetExecutionId(), Environment: all}
 	}))
 	if err != nil {
 		return nil, err

@@ -233,7 +233,7 @@ func (s *Server) LastWorkspace(ctx context.Context, session, minPosition string)
 	id := w.Snapshot
 	if strings.Contains(id, "/") {
 		var owner, of string
-		if owner, of, id, err = workspace.ParseName(w.Snapshot); err == nil && (owner != tenant || of != session) {
+		if owner, of, id, err = workspace.ParseManifestName(w.Snapshot); err == nil && (owner != tenant || of != session) {
 			err = fmt.Errorf("snapshot %s does not belong to session %s", w.Snapshot, session)
 		}
 		if err != nil {
@@ -300,9 +300,9 @@ func (w WorkspaceSnapshot) FindFile(path string) (workspace.Entry, error) {
 	switch {
 	case err != nil:
 		return e, problem.New(problem.FileNotFound, "", "the session's last snapshot has no such file; POST /api/sessions/{id}/sync asks for a new one")
-	case e.Kind == workspace.Dir:
+	case e.Kind == workspace.KindDir:
 		return e, problem.New(problem.FileNotFound, "", "the path is a folder: GET /api/sessions/{id}/files?dir= lists it")
-	case e.Kind == workspace.Symlink:
+	case e.Kind == workspace.KindSymlink:
 		return e, problem.New(problem.FileNotFound, "", fmt.Sprintf("the path is a symbolic link to %+q, which is not followed", truncate.Text(e.Target, 100)))
 	}
 	return e, nil

@@ -64,7 +64,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 	for _, side := range []struct {
 		state reads.SessionState
 		field string
-		to    **workspace.Contents
+		to    **workspace.ContentReader
 		list  *[]workspace.Entry
 	}{{from, "from", &d.was, &d.before}, {to, "to", &d.is, &d.after}} {
 		if side.state.Workspace == nil {
@@ -77,7 +77,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 			return out, nil
 		}
 		if err == nil {
-			*side.to = w.Contents(s.Objects)
+			*side.to = w.ContentReader(s.Objects)
 			*side.list, err = w.List("")
 		}
 		if err != nil {
@@ -92,7 +92,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 type filesComparison struct {
 	out           *spoolv1.FilesDiff
 	before, after []workspace.Entry
-	was, is       *workspace.Contents
+	was, is       *workspace.ContentReader
 	texts         int   // number of text diffs so far
 	text          int   // remaining bytes for text diffs
 	left          int64 // remaining bytes to read for SHA-256 sums
@@ -110,7 +110,7 @@ func (d *filesComparison) compareTrees(ctx context.Context) error {
 		case len(d.after) == 0:
 			order = -1
 		default:
-			order = wire.Compare(d.before[0].Path, d.after[0].Path)
+			order = wire.ComparePaths(d.before[0].Path, d.after[0].Path)
 		}
 		if order <= 0 {
 			a, d.before = &d.before[0], d.before[1:]
@@ -128,10 +128,10 @@ func (d *filesComparison) compareTrees(ctx context.Context) error {
 // compareEntry compares the entries a and b of one path in two snapshots; nil means that a snapshot has no entry at
 // the path. It ignores folders.
 func (d *filesComparison) compareEntry(ctx context.Context, a, b *workspace.Entry) error {
-	if a != nil && a.Kind == workspace.Dir {
+	if a != nil && a.Kind == workspace.KindDir {
 		a = nil
 	}
-	if b != nil && b.Kind == workspace.Dir {
+	if b != nil && b.Kind == workspace.KindDir {
 		b = nil
 	}
 	change, path := "changed", ""
@@ -169,7 +169,7 @@ func fileVersion(e *workspace.Entry) *spoolv1.FileVersion {
 		return nil
 	}
 	v := &spoolv1.FileVersion{Kind: string(e.Kind), Size: float64(e.Size), Mode: e.Mode}
-	if e.Kind == workspace.Symlink {
+	if e.Kind == workspace.KindSymlink {
 		target := strings.ToValidUTF8(e.Target, "\uFFFD")
 		v.Target = &target
 	}
@@ -219,11 +219,11 @@ func quoteFileName(name string) string {
 }
 
 // isFile reports whether a workspace entry is a regular file.
-func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.File }
+func isFile(e *workspace.Entry) bool { return e != nil && e.Kind == workspace.KindFile }
 
 // readWholeFile returns the whole content of a file of a snapshot, or nil if the entry is not a regular file. The
 // file must be small.
-func readWholeFile(ctx context.Context, from *workspace.Contents, e *workspace.Entry) ([]byte, error) {
+func readWholeFile(ctx context.Context, from *workspace.ContentReader, e *workspace.Entry) ([]byte, error) {
 	if !isFile(e) {
 		return nil, nil
 	}
@@ -241,7 +241,7 @@ func isText(data []byte) bool { return utf8.Valid(data) && bytes.IndexByte(data,
 // setSHA256 sets the SHA-256 of the two versions of a file in its FileDiff.
 func (d *filesComparison) setSHA256(ctx context.Context, f *spoolv1.FileDiff, a, b *workspace.Entry) error {
 	for _, side := range []struct {
-		from *workspace.Contents
+		from *workspace.ContentReader
 		e    *workspace.Entry
 		to   *spoolv1.FileVersion
 	}{{d.was, a, f.From}, {d.is, b, f.To}} {
@@ -261,7 +261,7 @@ func (d *filesComparison) setSHA256(ctx context.Context, f *spoolv1.FileDiff, a,
 
 // fileSHA256 returns the SHA-256 of a file of a snapshot in hex. It has to read a file of more than one block, and
 // returns "" once all calls together have read maxHashedBytes bytes.
-func (d *filesComparison) fileSHA256(ctx context.Context, from *workspace.Contents, e *workspace.Entry) (string, error) {
+func (d *filesComparison) fileSHA256(ctx context.Context, from *workspace.ContentReader, e *workspace.Entry) (string, error) {
 	if len(e.Blocks) == 1 {
 		return e.Blocks[0].String(), nil
 	}

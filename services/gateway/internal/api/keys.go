@@ -63,7 +63,7 @@ func (s *Server) CreateKey(ctx context.Context, r *spoolv1.CreateKeyRequest) (*s
 		KeyId: id, Key: key, Name: r.GetName(), Prefix: auth.DisplayPrefix(key), Tenant: tenant, Position: a.Position, Role: string(rights.EffectiveRole()), Agents: rights.Agents,
 	}
 	if !rights.ExpiresAt.IsZero() {
-		out.ExpiresAt = wirejson.Time(rights.ExpiresAt)
+		out.ExpiresAt = wirejson.TimestampOf(rights.ExpiresAt)
 	}
 	return out, nil
 }

@@ -17,7 +17,7 @@ func (s *Server) OpenLiveFile(ctx context.Context, session, path string) (io.Rea
 	if err := command.CheckPath("path", path, false); err != nil {
 		return nil, 0, commandProblem(err)
 	}
-	return s.openLiveContent(ctx, "path", livefiles.Request{Op: livefiles.Get, Session: session, Path: path})
+	return s.openLiveContent(ctx, "path", livefiles.Request{Op: livefiles.OpGetFile, Session: session, Path: path})
 }
 
 // ListLiveFiles lists the entries below a folder of the session's running sandbox; "" is the workspace.
@@ -25,7 +25,7 @@ func (s *Server) ListLiveFiles(ctx context.Context, session, dir string) ([]live
 	if err := command.CheckPath("dir", dir, true); err != nil {
 		return nil, commandProblem(err)
 	}
-	content, size, err := s.openLiveContent(ctx, "dir", livefiles.Request{Op: livefiles.List, Session: session, Path: dir})
+	content, size, err := s.openLiveContent(ctx, "dir", livefiles.Request{Op: livefiles.OpListFiles, Session: session, Path: dir})
 	if err != nil {
 		return nil, err
 	}
@@ -69,9 +69,9 @@ func (s *Server) openLiveContent(ctx context.Context, field string, r livefiles.
 }
 
 // liveFileCodes maps the codes of an executor's refusals to codes of the API.
-var liveFileCodes = map[livefiles.Code]problem.Code{
-	livefiles.NoSandbox: problem.NoLiveSandbox, livefiles.NotFound: problem.FileNotFound, livefiles.Outside: problem.InvalidRequest,
-	livefiles.Unreadable: problem.Forbidden, livefiles.TooLarge: problem.FileTooLarge, livefiles.Busy: problem.Unavailable, livefiles.Failed: problem.Unavailable,
+var liveFileCodes = map[livefiles.ErrorCode]problem.Code{
+	livefiles.CodeNoSandbox: problem.NoLiveSandbox, livefiles.CodeNotFound: problem.FileNotFound, livefiles.CodeOutsideWorkspace: problem.InvalidRequest,
+	livefiles.CodeUnreadable: problem.Forbidden, livefiles.CodeTooLarge: problem.FileTooLarge, livefiles.CodeBusy: problem.Unavailable, livefiles.CodeFailed: problem.Unavailable,
 }
 
 // liveFileError converts an error of the transfer of a live file to a problem. field is the request field with the
@@ -85,7 +85,7 @@ func liveFileError(err error, field string) error {
 			code = problem.Unavailable
 		}
 		switch refused.Code {
-		case livefiles.Outside, livefiles.Unreadable, livefiles.NotFound, livefiles.TooLarge:
+		case livefiles.CodeOutsideWorkspace, livefiles.CodeUnreadable, livefiles.CodeNotFound, livefiles.CodeTooLarge:
 		default:
 			field = "" // the default field of the code
 		}

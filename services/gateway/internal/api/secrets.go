@@ -42,7 +42,7 @@ func (s *Server) requireSealer(field string) error {
 // checkSecretSize returns a problem if a secret's value is too short or too long. Its error does not contain the
 // value.
 func checkSecretSize(field, value string) error {
-	if n := len(value); n < secret.MinValue || n > secret.MaxValue {
+	if n := len(value); n < secret.MinValueSize || n > secret.MaxValueSize {
 		return problem.Invalid(field, "%s", (&secret.SizeError{Bytes: n}).Error())
 	}
 	return nil
@@ -111,8 +111,8 @@ func (s *Server) parseVariables(r variablesRequest) (requestVariables, error) {
 // contain the value.
 func checkVariableValue(field, value string) error {
 	switch {
-	case len(value) > definition.MaxValue:
-		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(value), definition.MaxValue)
+	case len(value) > definition.MaxVariableSize:
+		return problem.Invalid(field, "value has %d bytes; the limit is %d", len(value), definition.MaxVariableSize)
 	case !utf8.ValidString(value), strings.ContainsRune(value, 0):
 		return problem.Invalid(field, "value contains a NUL byte or is not valid UTF-8")
 	}
@@ -193,7 +193,7 @@ func checkEnvironmentDraft(spec events.EnvironmentSpec) error {
 			spec.Variables[name] = v
 		}
 	}
-	wrong := definition.CheckDraft(spec)
+	wrong := definition.CheckRequestedEnvironment(spec)
 	if len(wrong) == 0 {
 		return nil
 	}

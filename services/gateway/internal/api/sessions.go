@@ -347,7 +347,7 @@ func (s *Server) SyncSession(ctx context.Context, r *spoolv1.SyncSessionRequest)
 	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
 	}
-	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeSync, SessionID: r.GetSessionId()})
+	a, err := s.sendChangeCommand(ctx, commands.Request{Type: command.TypeSyncWorkspace, SessionID: r.GetSessionId()})
 	if err != nil {
 		return nil, err
 	}

@@ -54,7 +54,7 @@ type SkillRef struct {
 }
 
 // PushSkill stores a ZIP as an upload and sends a command to the skills service, which checks the ZIP and creates the version of the skill. It
-// reads at most skill.MaxPacked bytes, and does not hold the ZIP in memory. With from.DryRun no version is created.
+// reads at most skill.MaxPackedSize bytes, and does not hold the ZIP in memory. With from.DryRun no version is created.
 func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
@@ -80,7 +80,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, err
 	}
-	stored, err := s.Skills.PutStream(ctx, object, from.Body, skill.MaxPacked, hold.Take)
+	stored, err := s.Skills.PutStream(ctx, object, from.Body, skill.MaxPackedSize, hold.Take)
 	a := command.Answer{}
 	if err == nil {
 		a, err = s.pushUpload(ctx, r, from, command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun})
@@ -125,7 +125,7 @@ func checkSkillUpload(p auth.Principal, from SkillUpload) error {
 	switch {
 	case from.SHA256 != "" && !events.IsDigest(from.SHA256):
 		return problem.Invalid("sha256", "%+q is not a SHA-256 in lower-case hex", truncate.Text(from.SHA256, 100))
-	case from.Length > skill.MaxPacked:
+	case from.Length > skill.MaxPackedSize:
 		return skillTooLarge(fmt.Sprintf("the ZIP has %d bytes", from.Length))
 	}
 	return nil
@@ -133,7 +133,7 @@ func checkSkillUpload(p auth.Principal, from SkillUpload) error {
 
 // skillTooLarge returns the problem for a ZIP of a skill that exceeds the size limit.
 func skillTooLarge(what string) error {
-	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; the limit is %d bytes", what, skill.MaxPacked))
+	return problem.New(problem.PayloadTooLarge, "zip", fmt.Sprintf("%s; the limit is %d bytes", what, skill.MaxPackedSize))
 }
 
 // skillPushed converts the answer of the skills service to the response for the client.
@@ -191,7 +191,7 @@ func skillMessage(v reads.Version) (*spoolv1.Skill, error) {
 	}
 	return &spoolv1.Skill{
 		Ref: referenceMessage(v.Ref), Tags: v.Tags, Name: d.Name, Description: d.Description, Bytes: d.Bytes, UnpackedBytes: d.UnpackedBytes, Files: d.Files,
-		CreatedAt: wirejson.Time(v.CreatedAt),
+		CreatedAt: wirejson.TimestampOf(v.CreatedAt),
 	}, nil
 }
 

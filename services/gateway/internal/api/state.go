@@ -55,7 +55,7 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 		return nil, err
 	}
 	out := &spoolv1.SessionState{
-		Seq: p.Seq, Position: p.Position, Time: wirejson.Time(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
+		Seq: p.Seq, Position: p.Position, Time: wirejson.TimestampOf(p.Time), Session: p.SessionMessage(), ExecutionCount: p.Count.Executions,
 		BlockCount: p.Count.Blocks, Todos: p.TodoListMessages(), ConversationCount: p.Count.Conversations,
 		Reported: reads.UsageTotalMessage(p.ReportedUsage()), Metered: reads.MeteredUsageMessage(p.Metered), Resolved: p.ResolvedVersionsMessage(),
 	}
@@ -125,7 +125,7 @@ func (s *Server) workspaceState(ctx context.Context, p reads.SessionState) (*spo
 	}
 	since := "the session's beginning"
 	if n := p.Workspace; n != nil {
-		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
+		out.Snapshot, out.SnapshotSeq, out.SnapshotAt, out.SnapshotFiles, out.SnapshotBytes = &n.Name, n.Seq, wirejson.TimestampOf(n.Time), n.Files, float64(n.Bytes)
 		out.SnapshotSession = snapshotAncestor(p, n)
 		if out.SnapshotSession == nil {
 			since = "it"
@@ -225,11 +225,11 @@ func (s *Server) oldestSnapshot(ctx context.Context, p reads.SessionState) (uint
 func snapshotName(p reads.SessionState, owner, snapshot string) (string, error) {
 	tenant, session, id, err := p.Tenant, owner, snapshot, error(nil)
 	if strings.Contains(snapshot, "/") {
-		if tenant, session, id, err = workspace.ParseName(snapshot); err == nil && (tenant != p.Tenant || session != owner) {
+		if tenant, session, id, err = workspace.ParseManifestName(snapshot); err == nil && (tenant != p.Tenant || session != owner) {
 			err = fmt.Errorf("snapshot %s does not belong to session %s", snapshot, owner)
 		}
 	}
-	return workspace.Name(tenant, session, id), err
+	return workspace.ManifestName(tenant, session, id), err
 }
 
 // WorkspaceAt opens the snapshot that contains a session's files after the event with the seq at, or the session's

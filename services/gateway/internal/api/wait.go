@@ -117,7 +117,7 @@ func (w *executionWait) awaitEnd(ctx context.Context, accepted command.Answer) (
 // followSession follows the events of the session until the execution has ended. After a temporary error it follows
 // the session again. The error is the cause of ctx, or that the session was deleted.
 func (w *executionWait) followSession(ctx context.Context) error {
-	pauses := retry.Doubling(20*time.Millisecond, maxRejoinPause)
+	pauses := retry.NewDoubling(20*time.Millisecond, maxRejoinPause)
 	for {
 		err := w.followSessionOnce(ctx)
 		if err == nil || isDeletedSession(err) {

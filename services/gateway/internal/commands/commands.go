@@ -164,7 +164,7 @@ func (s *Sender) send(ctx context.Context, r Request) (command.Answer, error) {
 // checkStorage refuses a command that stores data while only the reserve of the NATS store is left, or while the
 // tenant has reached its storage limit. It is called before anything of the command is stored.
 func (s *Sender) checkStorage(ctx context.Context, r Request) error {
-	if !r.Type.NeedsRoom() {
+	if !r.Type.IsRefusedWhenFull() {
 		return nil
 	}
 	if err := s.cfg.Room.Check(ctx, 0); err != nil {
@@ -304,7 +304,7 @@ func setNewIDs(c *command.Command) (err error) {
 		}
 	}
 	switch c.Type {
-	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover:
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecoverExecution:
 		c.ExecutionID, err = deriveID(events.KindExecution, c.Tenant, c.ID)
 	}
 	return err
@@ -366,7 +366,7 @@ const storeKeyTimeout = time.Second
 // gateway does not know whether the service carried it out.
 func (s *Sender) unknownOutcomeProblem(r Request, cmd command.Command, body []byte) *problem.Error {
 	switch r.Type {
-	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeDecideApproval:
+	case command.TypeCreateSession, command.TypeForkSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecoverExecution, command.TypeDecideApproval:
 	case command.TypeCreateKey:
 		return problem.New(problem.Unavailable, "", "no service answered, so the outcome is unknown: the key may have been created; list the keys and revoke the one that you do not have")
 	default:

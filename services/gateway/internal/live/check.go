@@ -46,7 +46,7 @@ func (h *Hub) checkFeeds(ctx context.Context, started <-chan *nats.Msg, connecte
 // handleProjectorStart handles the message with which a projector announces its start: it compares the feeds of the
 // projector's group with Postgres.
 func (h *Hub) handleProjectorStart(ctx context.Context, data []byte) {
-	var s readmodel.Started
+	var s readmodel.ProjectorStarted
 	if err := json.Unmarshal(data, &s); err != nil {
 		h.cfg.Logger.Warn("decode projector announcement: comparing all sessions with Postgres", "error", err)
 		h.compareFeeds(ctx, "projector", func(*feed) bool { return true })

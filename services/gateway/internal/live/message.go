@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// liveMessage is readmodel.Live with the raw bytes of each event, which refer to the bytes of the message. Projectors of
+// liveMessage is readmodel.LiveMessage with the raw bytes of each event, which refer to the bytes of the message. Projectors of
 // earlier builds also announce text, which is ignored.
 type liveMessage struct {
 	Tip    uint32            `json:"tip"`

@@ -122,7 +122,7 @@ func (w *writer) store(data events.Payload) {
 func (w *writer) announce() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	m := readmodel.Live{Session: w.session, Tip: uint32(len(w.stored))}
+	m := readmodel.LiveMessage{Session: w.session, Tip: uint32(len(w.stored))}
 	for _, e := range w.stored[w.announced:] {
 		var wire events.WireEvent
 		if err := json.Unmarshal(e.JSON, &wire); err != nil {

@@ -61,7 +61,7 @@ func (s *Store) openBucket(ctx context.Context) (*natsstore.Store, error) {
 	if err != nil {
 		return nil, storeError(err)
 	}
-	b.CheckRoom(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
+	b.SetRoomCheck(func(ctx context.Context) error { return s.cfg.Room.Check(ctx, 0) })
 	s.bucket = b
 	return b, nil
 }

@@ -77,10 +77,10 @@ func keepOpenFirst[T any](list []T, limit int, isOpen func(T) bool) []T {
 }
 
 // TruncateName returns the first maxNameBytes bytes of a name or a code.
-func TruncateName(s string) string { return truncate.Valid(s, maxNameBytes) }
+func TruncateName(s string) string { return truncate.ValidText(s, maxNameBytes) }
 
 // TruncateText returns the first maxTextBytes bytes of an error message.
-func TruncateText(s string) string { return truncate.Valid(s, maxTextBytes) }
+func TruncateText(s string) string { return truncate.ValidText(s, maxTextBytes) }
 
 // nilIfEmpty returns a pointer to s, or nil if s is empty.
 func nilIfEmpty(s string) *string {
@@ -93,7 +93,7 @@ func nilIfEmpty(s string) *string {
 // NewMessage returns the status of a message, from a block of kind user_message or assistant_text.
 func NewMessage(b events.Block) *spoolv1.MessageStatus {
 	m := &spoolv1.MessageStatus{
-		BlockId: readmodel.Key(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.Key(b.ConversationID), Time: wirejson.Time(b.Time),
+		BlockId: readmodel.KeyValue(b.ID), Kind: string(b.Kind), Status: string(b.Status), ConversationId: readmodel.KeyValue(b.ConversationID), Time: wirejson.TimestampOf(b.Time),
 	}
 	text := b.Content
 	for i := 0; text == "" && i < len(b.Parts); i++ {
@@ -106,7 +106,7 @@ func NewMessage(b events.Block) *spoolv1.MessageStatus {
 // NewApproval returns the status of an open approval request.
 func NewApproval(d events.ApprovalRequested, at time.Time) *spoolv1.PendingApproval {
 	return &spoolv1.PendingApproval{
-		ApprovalId: readmodel.Key(d.ApprovalID), Kind: TruncateName(string(d.Kind)), ToolName: TruncateName(d.ToolName), Title: TruncateName(d.Title), RequestedAt: storedTime(at),
+		ApprovalId: readmodel.KeyValue(d.ApprovalID), Kind: TruncateName(string(d.Kind)), ToolName: TruncateName(d.ToolName), Title: TruncateName(d.Title), RequestedAt: storedTime(at),
 	}
 }
 
@@ -130,6 +130,6 @@ func firstBytes(text string, limit int) (_ string, short bool) {
 func SetTodos(s *spoolv1.ExecutionStatus, items []events.TodoItem) {
 	s.Todos, s.TodoCount = nil, uint32(len(items)) //nolint:gosec // a commit is smaller than 1 MB
 	for _, t := range items[:min(len(items), maxTodos)] {
-		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.Valid(t.Content, maxTodoBytes), Status: truncate.Valid(t.Status, maxNameBytes/4)})
+		s.Todos = append(s.Todos, &spoolv1.TodoItem{Content: truncate.ValidText(t.Content, maxTodoBytes), Status: truncate.ValidText(t.Status, maxNameBytes/4)})
 	}
 }

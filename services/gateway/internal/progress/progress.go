@@ -128,7 +128,7 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 
 // storedTime converts a time to a message with the precision of the read models, which is microseconds.
 func storedTime(t time.Time) *timestamppb.Timestamp {
-	return wirejson.Time(t.Truncate(time.Microsecond))
+	return wirejson.TimestampOf(t.Truncate(time.Microsecond))
 }
 
 // endExecution applies the event that ends an execution: it ends the status, its open calls and its running
@@ -206,7 +206,7 @@ func removeApproval(s *spoolv1.ExecutionStatus, id string) {
 
 // indexApproval returns the index of a pending approval request, or -1.
 func indexApproval(s *spoolv1.ExecutionStatus, id string) int {
-	id = readmodel.Key(id)
+	id = readmodel.KeyValue(id)
 	return slices.IndexFunc(s.PendingApprovals, func(a *spoolv1.PendingApproval) bool { return a.ApprovalId == id })
 }
 
@@ -268,7 +268,7 @@ func applyTodos(s *spoolv1.ExecutionStatus, conversation string, items []events.
 
 // beginCall adds the tool call with an id to a status, unless the status has it already.
 func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
-	id = readmodel.Key(id)
+	id = readmodel.KeyValue(id)
 	if i := indexCall(s, id); i >= 0 {
 		if s.ToolCalls[i].ToolName == "" {
 			s.ToolCalls[i].ToolName = TruncateName(tool)
@@ -277,13 +277,13 @@ func beginCall(s *spoolv1.ExecutionStatus, id, tool string, e events.Event) {
 	}
 	s.ToolCallCounts.Pending++
 	s.ToolCalls = append(s.ToolCalls, &spoolv1.ToolCallStatus{
-		ToolUseId: id, ToolName: TruncateName(tool), Status: string(events.StatusPending), ConversationId: readmodel.Key(e.ConversationID), StartedAt: storedTime(e.Time),
+		ToolUseId: id, ToolName: TruncateName(tool), Status: string(events.StatusPending), ConversationId: readmodel.KeyValue(e.ConversationID), StartedAt: storedTime(e.Time),
 	})
 }
 
 // endCall ends the tool call to which a complete tool_result belongs.
 func endCall(s *spoolv1.ExecutionStatus, result events.Block, at time.Time) {
-	i := indexCall(s, readmodel.Key(result.ToolUseID))
+	i := indexCall(s, readmodel.KeyValue(result.ToolUseID))
 	if i < 0 || !callIsOpen(s.ToolCalls[i]) {
 		return
 	}
@@ -305,19 +305,19 @@ func indexCall(s *spoolv1.ExecutionStatus, id string) int {
 
 // beginSubagent adds a sub-agent to a status, unless the status has it already.
 func beginSubagent(s *spoolv1.ExecutionStatus, d events.SubagentSpawned, e events.Event) {
-	conversation := readmodel.Key(d.Conversation)
+	conversation := readmodel.KeyValue(d.Conversation)
 	if conversation == "" || indexSubagent(s, conversation) >= 0 {
 		return
 	}
 	s.SubagentCounts.Running++
 	s.Subagents = append(s.Subagents, &spoolv1.SubagentStatus{
-		SubagentId: readmodel.Key(d.SubagentID), ConversationId: conversation, Name: TruncateName(d.Name), Status: subagentRunning, StartedAt: storedTime(e.Time),
+		SubagentId: readmodel.KeyValue(d.SubagentID), ConversationId: conversation, Name: TruncateName(d.Name), Status: subagentRunning, StartedAt: storedTime(e.Time),
 	})
 }
 
 // endSubagent ends a running sub-agent of a status.
 func endSubagent(s *spoolv1.ExecutionStatus, d events.SubagentCompleted, e events.Event) {
-	i := indexSubagent(s, readmodel.Key(d.Conversation))
+	i := indexSubagent(s, readmodel.KeyValue(d.Conversation))
 	if i < 0 || !subagentIsOpen(s.Subagents[i]) {
 		return
 	}

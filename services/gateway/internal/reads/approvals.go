@@ -57,13 +57,13 @@ func scanApproval(r pgx.Rows) (*spoolv1.Approval, error) {
 		return nil, err
 	}
 	a.ToolName, a.ToolUseId, a.Cause, a.Decision = nilIfEmpty(tool), nilIfEmpty(use), nilIfEmpty(cause), nilIfEmpty(verdict)
-	a.RequestedSeq, a.RequestedAt = uint32(requested), wirejson.Time(requestedAt)
+	a.RequestedSeq, a.RequestedAt = uint32(requested), wirejson.TimestampOf(requestedAt)
 	a.DecidedSeq, a.DecidedAt, a.EndedSeq, a.EndedAt = nilIfZero(decided), timestampMessage(decidedAt), nilIfZero(ended), timestampMessage(endedAt)
 	if request != "" {
-		a.Request = wirejson.Raw(request)
+		a.Request = wirejson.JSONFromText(request)
 	}
 	if decision != nil {
-		a.Decided = wirejson.Raw(*decision)
+		a.Decided = wirejson.JSONFromText(*decision)
 	}
 	if actor == nil {
 		return a, nil

@@ -135,7 +135,7 @@ func scanAuditEntry(r pgx.Rows) (*spoolv1.AuditEntry, auditCursor, error) {
 		return nil, p, err
 	}
 	p.Micros = at.UnixMicro()
-	e.Time, e.Position = wirejson.Time(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String()
+	e.Time, e.Position = wirejson.TimestampOf(at), eventlog.Position{Shard: int(p.Shard), Seq: uint64(p.Seq)}.String()
 	e.Types, e.About, e.ExecutionId = strings.Split(types, ","), nilIfEmpty(about), nilIfEmpty(execution)
 	if e.Aspect == string(events.Life) {
 		e.SessionId = &subject

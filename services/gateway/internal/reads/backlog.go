@@ -73,7 +73,7 @@ func (s *Store) awaitRead(ctx context.Context, search backlogSearch, read func()
 	if session == "" {
 		return err
 	}
-	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
+	pauses := retry.NewDoubling(10*time.Millisecond, 100*time.Millisecond)
 	for {
 		select {
 		case <-ctx.Done():

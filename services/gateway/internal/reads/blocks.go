@@ -64,10 +64,10 @@ func (s *Store) Blocks(ctx context.Context, tenant, session, conversation string
 // BlockMessage converts a block to an API message.
 func BlockMessage(b events.Block) *spoolv1.Block {
 	out := &spoolv1.Block{
-		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.Time(b.Time),
+		Id: b.ID, Kind: string(b.Kind), Status: string(b.Status), Timestamp: wirejson.TimestampOf(b.Time),
 		ExecutionId: nilIfEmpty(b.ExecutionID), ConversationId: nilIfEmpty(b.ConversationID),
 		Content: nilIfEmpty(b.Content), Model: nilIfEmpty(b.Model), Summary: nilIfEmpty(b.Summary),
-		ToolName: nilIfEmpty(b.ToolName), ToolUseId: nilIfEmpty(b.ToolUseID), Input: wirejson.Raw(string(b.Input)),
+		ToolName: nilIfEmpty(b.ToolName), ToolUseId: nilIfEmpty(b.ToolUseID), Input: wirejson.JSONFromText(string(b.Input)),
 		DisplayName: nilIfEmpty(b.DisplayName), Description: nilIfEmpty(b.Description), Output: nilIfEmpty(b.Output),
 		SubagentId: nilIfEmpty(b.SubagentID), Name: nilIfEmpty(b.Name), Subtype: nilIfEmpty(b.Subtype), Code: nilIfEmpty(b.Code), Message: nilIfEmpty(b.Message), Anchor: nilIfEmpty(b.Anchor),
 	}
@@ -109,6 +109,6 @@ func conversationMessage(r queries.ConversationsRow) *spoolv1.Conversation {
 	return &spoolv1.Conversation{
 		ConversationId: r.ID, ParentConversationId: nilIfEmpty(r.Parent), ExecutionId: nilIfEmpty(r.Execution), SubagentId: nilIfEmpty(r.Subagent),
 		ToolUseId: nilIfEmpty(r.ToolUseID), Name: nilIfEmpty(r.Name), Status: r.Status,
-		StartedAt: wirejson.Time(r.StartedAt), EndedAt: timestampMessage(r.EndedAt), DurationMs: uint32(r.DurationMs),
+		StartedAt: wirejson.TimestampOf(r.StartedAt), EndedAt: timestampMessage(r.EndedAt), DurationMs: uint32(r.DurationMs),
 	}
 }

@@ -25,10 +25,10 @@ func (s *Store) Budgets(ctx context.Context, tenant string, now time.Time) ([]*s
 		b.From, b.Until = b.Period.Bounds(now)
 		out := &spoolv1.TenantBudget{
 			Tenant: tenant, Period: string(b.Period), Budget: BudgetMessage(b.Limit), Spent: BudgetMessage(events.Budget(b.Spent)), From: b.From,
-			Exceeded: b.Limit.ExceededLimit(b.Spent, b.Whose(tenant)),
+			Exceeded: b.Limit.ExceededLimit(b.Spent, b.Describe(tenant)),
 		}
 		if !b.Until.IsZero() {
-			out.Until = wirejson.Time(b.Until)
+			out.Until = wirejson.TimestampOf(b.Until)
 		}
 		list = append(list, out)
 	}

@@ -13,7 +13,7 @@ import (
 // row, as on a busy machine, while rows are left that Postgres has not sent yet.
 func TestRows_TimeoutExcludesTheCaller(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}

@@ -127,7 +127,7 @@ func (k StoredEvent) Message() (*spoolv1.Event, error) {
 	}
 	out := EventMessage(w)
 	if k.Metadata != nil {
-		out.Metadata = &spoolv1.EventMetadata{Session: wirejson.Raw(k.Metadata.Session), Message: wirejson.Raw(k.Metadata.Message)}
+		out.Metadata = &spoolv1.EventMetadata{Session: wirejson.JSONFromText(k.Metadata.Session), Message: wirejson.JSONFromText(k.Metadata.Message)}
 	}
 	return out, nil
 }
@@ -135,8 +135,8 @@ func (k StoredEvent) Message() (*spoolv1.Event, error) {
 // EventMessage converts an event to an API message.
 func EventMessage(w events.WireEvent) *spoolv1.Event {
 	return &spoolv1.Event{
-		Seq: w.Seq, Position: w.Position, Id: nilIfEmpty(w.ID), Type: string(w.Type), Time: wirejson.Time(w.Time), SessionId: w.SessionID,
-		ExecutionId: nilIfEmpty(w.ExecutionID), ConversationId: nilIfEmpty(w.ConversationID), Source: string(w.Source), Data: wirejson.Raw(string(w.Data)),
+		Seq: w.Seq, Position: w.Position, Id: nilIfEmpty(w.ID), Type: string(w.Type), Time: wirejson.TimestampOf(w.Time), SessionId: w.SessionID,
+		ExecutionId: nilIfEmpty(w.ExecutionID), ConversationId: nilIfEmpty(w.ConversationID), Source: string(w.Source), Data: wirejson.JSONFromText(string(w.Data)),
 	}
 }
 

@@ -24,7 +24,7 @@ func executionMessage(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 	e := &spoolv1.Execution{
 		ExecutionId: r.ID, SessionId: r.Session, Phase: r.Phase, Code: nilIfEmpty(r.Code), Message: nilIfEmpty(r.Message), Reason: nilIfEmpty(r.Reason),
 		Attempt: uint32(r.Attempt), Executor: nilIfEmpty(r.Executor), Model: nilIfEmpty(r.Model), CostUsd: r.CostUsd, Result: nilIfEmpty(r.Result),
-		QueuedAt: wirejson.Time(r.QueuedAt), DispatchedAt: timestampMessage(r.DispatchedAt), StartedAt: timestampMessage(r.StartedAt), EndedAt: timestampMessage(r.EndedAt),
+		QueuedAt: wirejson.TimestampOf(r.QueuedAt), DispatchedAt: timestampMessage(r.DispatchedAt), StartedAt: timestampMessage(r.StartedAt), EndedAt: timestampMessage(r.EndedAt),
 		UpdatedAt: timestampMessage(r.UpdatedAt), DurationMs: uint32(r.DurationMs), FirstSeq: uint32(r.FirstSeq), Query: r.Query,
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd, RecoveredFrom: nilIfEmpty(r.RecoveredFrom),
 		Usage: &spoolv1.Usage{
@@ -36,10 +36,10 @@ func executionMessage(r queries.ExecutionRow) (*spoolv1.Execution, error) {
 		e.Agent, e.Architecture, e.AgentRef, e.Instance = *r.Agent, *r.Architecture, nilIfEmpty(*r.AgentRef), nilIfEmpty(*r.Instance)
 	}
 	if r.Metadata != nil {
-		e.Metadata = wirejson.Raw(*r.Metadata)
+		e.Metadata = wirejson.JSONFromText(*r.Metadata)
 	}
 	if r.Resolved != nil {
-		e.Resolved = wirejson.Raw(*r.Resolved)
+		e.Resolved = wirejson.JSONFromText(*r.Resolved)
 	}
 	return e, addMeteredUsage(e, r.Metered)
 }

@@ -43,7 +43,7 @@ func ancestorBehindError() error { return errAncestorBehind{errReadModelsFolding
 // awaitAncestors runs a read, and repeats it for a limited time while the read returns an errAncestorBehind.
 func (s *Store) awaitAncestors(ctx context.Context, read func() error) error {
 	deadline := time.Now().Add(s.cfg.FreshWait)
-	pauses := retry.Doubling(10*time.Millisecond, 100*time.Millisecond)
+	pauses := retry.NewDoubling(10*time.Millisecond, 100*time.Millisecond)
 	for {
 		err := read()
 		var behind errAncestorBehind

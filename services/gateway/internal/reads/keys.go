@@ -73,7 +73,7 @@ func (s *Store) Keys(ctx context.Context, tenant string, agents []string) ([]*sp
 	for _, r := range rows {
 		list = append(list, &spoolv1.Key{
 			KeyId: r.ID, Name: r.Name, Prefix: r.Prefix, Role: string(parseRole(r.Role)), Agents: splitAgentSlugs(r.Agents), CreatedBy: nilIfEmpty(r.CreatedBy),
-			CreatedAt: wirejson.Time(r.CreatedAt), RevokedAt: timestampMessage(r.RevokedAt), ExpiresAt: timestampMessage(r.ExpiresAt),
+			CreatedAt: wirejson.TimestampOf(r.CreatedAt), RevokedAt: timestampMessage(r.RevokedAt), ExpiresAt: timestampMessage(r.ExpiresAt),
 		})
 	}
 	return list, err

@@ -188,7 +188,7 @@ func (l listTable) addFilter(q *statementBuilder, f Filter) (joins string, err e
 	if f.Architecture != "" {
 		name, ok := architecture.Canonical(f.Architecture)
 		if !ok {
-			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.List())
+			return "", problem.Invalid("architecture", "%+q is not an architecture: there are %s", truncate.Text(f.Architecture, 64), architecture.FormatNames())
 		}
 		q.addCondition(l.owner+".architecture = %s", name)
 	}

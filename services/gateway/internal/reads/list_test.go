@@ -48,7 +48,7 @@ func (n node) scansAll() bool {
 // with other tenants, reads few rows beyond its own.
 func TestStatement_ReadsFewRowsOfALargeTenant(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}

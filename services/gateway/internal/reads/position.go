@@ -17,13 +17,13 @@ const MaxPositionWait = 5 * time.Second
 // id. It does not wait for the position "". After MaxPositionWait it returns READ_MODEL_BEHIND.
 func (s *Store) AwaitMinPosition(ctx context.Context, id, position string) error {
 	deadline := time.Now().Add(MaxPositionWait)
-	return s.pollPosition(ctx, id, position, deadline, retry.Doubling(2*time.Millisecond, 50*time.Millisecond))
+	return s.pollPosition(ctx, id, position, deadline, retry.NewDoubling(2*time.Millisecond, 50*time.Millisecond))
 }
 
 // AwaitPosition is like AwaitMinPosition, but blocks until ctx ends. It reads Postgres less often the longer it
 // waits, because many requests may wait at once for read models that are behind.
 func (s *Store) AwaitPosition(ctx context.Context, id, position string) error {
-	return s.pollPosition(ctx, id, position, time.Time{}, retry.Doubling(2*time.Millisecond, time.Second))
+	return s.pollPosition(ctx, id, position, time.Time{}, retry.NewDoubling(2*time.Millisecond, time.Second))
 }
 
 // pollPosition reads checkpoints until the read models contain a position, with pauses between the reads. It returns

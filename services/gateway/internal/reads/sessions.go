@@ -21,7 +21,7 @@ import (
 func sessionMessage(r queries.SessionRow) (*spoolv1.Session, error) {
 	s := &spoolv1.Session{
 		SessionId: r.ID, Status: r.Status, Agent: r.Agent, AgentVersion: r.AgentVersion, Architecture: r.Architecture, Sandbox: r.Provider,
-		CreatedAt: wirejson.Time(r.CreatedAt), UpdatedAt: wirejson.Time(r.UpdatedAt), Tip: uint32(r.Tip), Position: r.TipPosition,
+		CreatedAt: wirejson.TimestampOf(r.CreatedAt), UpdatedAt: wirejson.TimestampOf(r.UpdatedAt), Tip: uint32(r.Tip), Position: r.TipPosition,
 		ActiveExecutionId: nilIfEmpty(r.ActiveExecution), Queued: uint32(r.Queued), Executions: uint32(r.Executions), Idle: r.Idle, Title: r.Title,
 		AgentRef: nilIfEmpty(r.AgentRef), Instance: nilIfEmpty(r.Instance), Forks: uint32(r.Forks),
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd,
@@ -33,7 +33,7 @@ func sessionMessage(r queries.SessionRow) (*spoolv1.Session, error) {
 	}
 	s.SessionOptions = sessionOptionsMessage(o)
 	if r.Metadata != nil {
-		s.Metadata = wirejson.Raw(*r.Metadata)
+		s.Metadata = wirejson.JSONFromText(*r.Metadata)
 	}
 	if err := json.Unmarshal([]byte(r.Environments), &s.Environments); err != nil {
 		return nil, problem.New(problem.Internal, "", "the session's environments in the read models are not valid").WithCause(err)
@@ -49,7 +49,7 @@ func sessionMessage(r queries.SessionRow) (*spoolv1.Session, error) {
 		s.CurrentSandbox = &spoolv1.CurrentSandbox{
 			SandboxId: r.SandboxID, State: r.SandboxStatus, Health: nilIfEmpty(r.SandboxHealth), Reason: nilIfEmpty(r.SandboxReason),
 			Provider: r.SandboxProvider, Engine: r.SandboxEngine, Image: nilIfEmpty(r.SandboxImage),
-			CreatedAt: wirejson.Time(r.SandboxCreatedAt), EndedAt: timestampMessage(r.SandboxEndedAt),
+			CreatedAt: wirejson.TimestampOf(r.SandboxCreatedAt), EndedAt: timestampMessage(r.SandboxEndedAt),
 			MemoryBytes: float64(r.SandboxMemoryBytes), DiskBytes: float64(r.SandboxDiskBytes),
 		}
 	}

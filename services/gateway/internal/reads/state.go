@@ -286,7 +286,7 @@ func (s *Store) ExecutionsAt(ctx context.Context, p, since SessionState, limit u
 			if err != nil {
 				return nil, errUnreadableEvent(err)
 			}
-			x.Resolved = wirejson.Raw(text)
+			x.Resolved = wirejson.JSONFromText(text)
 		}
 		if i := slices.IndexFunc(p.Executions, func(open history.Execution) bool { return open.ID == x.ExecutionId }); i >= 0 {
 			p.setUnfinished(x, p.Executions[i])
@@ -456,5 +456,5 @@ func timestampMessage(t *time.Time) *timestamppb.Timestamp {
 	if t == nil {
 		return nil
 	}
-	return wirejson.Time(*t)
+	return wirejson.TimestampOf(*t)
 }

@@ -12,8 +12,8 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 	was := p.State.Session
 	out := &spoolv1.Session{
 		SessionId: p.ID, Status: was.Status, Agent: was.Agent, AgentVersion: was.AgentVersion, Architecture: was.Architecture, Sandbox: was.Provider,
-		SessionOptions: sessionOptionsMessage(was.Options), Metadata: wirejson.Raw(string(was.Metadata)),
-		CreatedAt: wirejson.Time(was.CreatedAt), UpdatedAt: wirejson.Time(p.Time), Tip: p.Seq, Position: p.Position,
+		SessionOptions: sessionOptionsMessage(was.Options), Metadata: wirejson.JSONFromText(string(was.Metadata)),
+		CreatedAt: wirejson.TimestampOf(was.CreatedAt), UpdatedAt: wirejson.TimestampOf(p.Time), Tip: p.Seq, Position: p.Position,
 		Queued: p.QueuedCount(), Executions: p.Count.Executions, Idle: was.Idle, Title: p.Title,
 		SandboxMs: float64(p.Sandboxed.Ms), SandboxCostUsd: p.Sandboxed.CostUSD,
 		AgentRef: nilIfEmpty(was.AgentRef.String()), Instance: nilIfEmpty(was.Instance.String()), Environments: referenceStrings(was.Environments),
@@ -23,12 +23,12 @@ func (p SessionState) SessionMessage() *spoolv1.Session {
 		out.ActiveExecutionId = &x.ID
 	}
 	if n := p.Snapshot; n != nil {
-		out.Snapshot, out.SnapshotAt, out.WorkspaceFiles, out.WorkspaceBytes = &n.Name, wirejson.Time(n.Time), n.Files, float64(n.Bytes)
+		out.Snapshot, out.SnapshotAt, out.WorkspaceFiles, out.WorkspaceBytes = &n.Name, wirejson.TimestampOf(n.Time), n.Files, float64(n.Bytes)
 	}
 	if b := p.State.Sandbox; b != nil {
 		out.CurrentSandbox = &spoolv1.CurrentSandbox{
 			SandboxId: b.ID, State: b.Status, Health: nilIfEmpty(b.Health), Reason: nilIfEmpty(b.Reason), Provider: b.Provider, Engine: b.Engine, Image: nilIfEmpty(b.Image),
-			CreatedAt: wirejson.Time(b.CreatedAt), EndedAt: timestampMessage(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
+			CreatedAt: wirejson.TimestampOf(b.CreatedAt), EndedAt: timestampMessage(b.EndedAt), MemoryBytes: float64(b.MemoryBytes), DiskBytes: float64(b.DiskBytes),
 		}
 	}
 	return out

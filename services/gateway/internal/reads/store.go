@@ -51,7 +51,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Store {
 func (s *Store) CheckReady(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, s.cfg.Timeout)
 	defer cancel()
-	return readmodel.Check(ctx, s.db.Pool)
+	return readmodel.CheckMigrated(ctx, s.db.Pool)
 }
 
 // queryRows runs a statement and calls scan for each row before it reads the next one. Reads whose rows together may be large

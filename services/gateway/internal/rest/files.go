@@ -274,7 +274,7 @@ func newFileEntry(e workspace.Entry, changedBy map[string]string) fileEntry {
 	if !e.ModTime.IsZero() {
 		l.ModTime = &e.ModTime
 	}
-	if e.Kind == workspace.File {
+	if e.Kind == workspace.KindFile {
 		l.ETag = entryETag(e)
 		if len(e.Blocks) <= 1 {
 			l.SHA256 = l.ETag

@@ -24,7 +24,7 @@ func queryParametersExcept(r *http.Request, repeatable string, known ...string) 
 	for name, values := range q {
 		switch {
 		case !slices.Contains(known, name):
-			return nil, problem.Invalid(truncate.Valid(name, 100), "unknown parameter; must be one of %s", strings.Join(known, ", "))
+			return nil, problem.Invalid(truncate.ValidText(name, 100), "unknown parameter; must be one of %s", strings.Join(known, ", "))
 		case len(values) > 1 && name != repeatable:
 			return nil, problem.Invalid(name, "the parameter is given more than once")
 		}

@@ -20,7 +20,7 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("projector", "Folds the log into the read models in Postgres.", jslog.RoleVerifier, &c, &c.Settings,
+	os.Exit(daemon.RunService("projector", "Folds the log into the read models in Postgres.", jslog.RoleVerifier, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			p, err := projector.New(c.Config, projector.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
@@ -31,7 +31,7 @@ func main() {
 				return err
 			}
 			defer pool.Close()
-			env.Health.Check("read models", func(ctx context.Context) error { return readmodel.AwaitCaughtUp(ctx, pool, env.Partitions) })
+			env.Health.AddCheck("read models", func(ctx context.Context) error { return readmodel.AwaitCaughtUp(ctx, pool, env.Partitions) })
 			return p.Run(ctx)
 		}))
 }

@@ -309,8 +309,8 @@ func TestUsage_EqualsTheUsageOfDispatch(t *testing.T) {
 				s = &budget.SessionUsage{}
 				sessions[rec.Subject.ID] = s
 			}
-			for day, u := range s.Add(rec) {
-				want[day] = want[day].Plus(u)
+			for day, u := range s.AddCommit(rec) {
+				want[day] = want[day].Add(u)
 			}
 		}
 		for day := range want {

@@ -291,10 +291,10 @@ func (x *Execution) isQueued() bool { return x.Phase == phaseQueued && x.Dispatc
 func (b *Block) isFinal() bool { return b.Status != statusPending }
 
 // validRowID returns the id in the form in which read models store ids; see readmodel.Key.
-func validRowID(id string) string { return readmodel.Key(id) }
+func validRowID(id string) string { return readmodel.KeyValue(id) }
 
 // validText returns the text s in the form in which read models store texts; see readmodel.Text.
-func validText(s string) string { return readmodel.Text(s) }
+func validText(s string) string { return readmodel.TextValue(s) }
 
 // clampTime returns the time t in UTC. If JSON cannot encode its year, it returns the zero time or the end of the year
 // 9999.

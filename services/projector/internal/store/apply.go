@@ -257,8 +257,8 @@ func (s *Store) queueDeletions(b *pgx.Batch, c *fold.Changes) {
 	if len(c.Gone) > 0 {
 		tenants, ids := splitKeys(c.Gone)
 		for _, t := range []string{
-			readmodel.Executions, readmodel.ToolCalls, readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes,
-			readmodel.Files, readmodel.Usage, readmodel.SessionStates,
+			readmodel.TableExecutions, readmodel.TableToolCalls, readmodel.TableConversations, readmodel.TableApprovals, readmodel.TableSandboxes,
+			readmodel.TableFiles, readmodel.TableUsage, readmodel.TableSessionStates,
 		} {
 			b.Queue(deleteStatement(t), tenants, ids)
 		}
@@ -271,8 +271,8 @@ func (s *Store) queueDeletions(b *pgx.Batch, c *fold.Changes) {
 	}
 	if len(c.Retired) > 0 {
 		tenants, ids := splitKeys(c.Retired)
-		b.Queue(deleteStatement(readmodel.Blocks), tenants, ids)
-		b.Queue(deleteStatement(readmodel.Events), tenants, ids)
+		b.Queue(deleteStatement(readmodel.TableBlocks), tenants, ids)
+		b.Queue(deleteStatement(readmodel.TableEvents), tenants, ids)
 	}
 }
 

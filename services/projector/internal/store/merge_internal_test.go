@@ -42,7 +42,7 @@ func TestMerge_KeepsAllRows(t *testing.T) {
 // TestApplyMerged_Succeeds tests the merged statements alone, because ApplyTogether tries others if they fail.
 func TestApplyMerged_Succeeds(t *testing.T) {
 	t.Parallel()
-	url := pgtest.URL(t)
+	url := pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}

@@ -157,16 +157,16 @@ func (s *Store) ResetGroup(ctx context.Context, group int) error {
 	b.Queue(`UPDATE checkpoints SET position = 0, commit_id = '', log_time = NULL, lag_ms = 0, caught_up = false,
 		updated_at = clock_timestamp() WHERE grp = $1`, group)
 	for _, t := range []string{
-		readmodel.Executions, readmodel.Blocks, readmodel.Events, readmodel.ToolCalls, readmodel.Conversations, readmodel.Approvals, readmodel.Sandboxes,
-		readmodel.Files, readmodel.Usage, readmodel.SessionStates,
+		readmodel.TableExecutions, readmodel.TableBlocks, readmodel.TableEvents, readmodel.TableToolCalls, readmodel.TableConversations, readmodel.TableApprovals, readmodel.TableSandboxes,
+		readmodel.TableFiles, readmodel.TableUsage, readmodel.TableSessionStates,
 	} {
 		b.Queue("DELETE FROM "+t+" r USING sessions s WHERE s.grp = $1 AND r.tenant = s.tenant AND r.session = s.id", group)
 	}
-	for _, t := range []string{readmodel.Blocks, readmodel.Events} { // these rows of deleted sessions are kept until they are retired
+	for _, t := range []string{readmodel.TableBlocks, readmodel.TableEvents} { // these rows of deleted sessions are kept until they are retired
 		b.Queue("DELETE FROM "+t+" r USING deleted_sessions d WHERE d.grp = $1 AND r.tenant = d.tenant AND r.session = d.id", group)
 	}
-	for _, t := range []string{readmodel.Sessions, readmodel.DeletedSessions, readmodel.Keys, readmodel.CatalogueEntries, readmodel.CatalogueVersions, readmodel.Poison,
-		readmodel.TenantUsage, readmodel.TenantBudgets, readmodel.TenantLimits, readmodel.Audit} {
+	for _, t := range []string{readmodel.TableSessions, readmodel.TableDeletedSessions, readmodel.TableKeys, readmodel.TableCatalogueEntries, readmodel.TableCatalogueVersions, readmodel.TablePoison,
+		readmodel.TableTenantUsage, readmodel.TableTenantBudgets, readmodel.TableTenantLimits, readmodel.TableAudit} {
 		b.Queue("DELETE FROM "+t+" WHERE grp = $1", group)
 	}
 	if err := s.conn.SendBatch(ctx, &b).Close(); err != nil {

@@ -40,7 +40,7 @@ const few, many = 2, 3000
 
 func database(t *testing.T) (url string) {
 	t.Helper()
-	url = pgtest.URL(t)
+	url = pgtest.NewDatabase(t)
 	if err := readmodel.Migrate(t.Context(), url); err != nil {
 		t.Fatal(err)
 	}

@@ -24,13 +24,13 @@ func newTables() *readModelTables {
 		sessions: sessionTable(), executions: executionTable(), blocks: blockTable(),
 		calls: toolCallTable(), conversations: conversationTable(), approvals: approvalTable(), sandboxes: sandboxTable(), files: fileTable(), usage: modelUsageTable(),
 		entries: catalogueEntryTable(), versions: catalogueVersionTable(), tenantUsage: tenantUsageTable(), tenantBudgets: tenantBudgetTable(), tenantLimits: tenantLimitsTable(), audit: auditTable(),
-		states: newTable(readmodel.SessionStates, 3,
+		states: newTable(readmodel.TableSessionStates, 3,
 			newColumn("tenant", pgText, func(r *fold.SavedSessionState) *string { return &r.Tenant }),
 			newColumn("session", pgText, func(r *fold.SavedSessionState) *string { return &r.Session }),
 			newColumn("seq", pgInt8, func(r *fold.SavedSessionState) *int64 { return &r.Seq }),
 			newColumn("version", pgInt2, func(r *fold.SavedSessionState) *int16 { return &r.Version }),
 			newColumn("state", pgText, func(r *fold.SavedSessionState) *string { return &r.JSON })),
-		deleted: newTable(readmodel.DeletedSessions, 2,
+		deleted: newTable(readmodel.TableDeletedSessions, 2,
 			newColumn("tenant", pgText, func(r *fold.DeletedSession) *string { return &r.Tenant }),
 			newColumn("id", pgText, func(r *fold.DeletedSession) *string { return &r.ID }),
 			newColumn("grp", pgInt2, func(r *fold.DeletedSession) *int16 { return &r.Group }),
@@ -39,13 +39,13 @@ func newTables() *readModelTables {
 			newColumn("removed", pgBoolean, func(r *fold.DeletedSession) *bool { return &r.Removed }),
 			newColumn("parent", pgText, func(r *fold.DeletedSession) *string { return &r.Parent }),
 			newColumn("forked", pgText, func(r *fold.DeletedSession) *string { return &r.Forked })),
-		events: newTable(readmodel.Events, 3,
+		events: newTable(readmodel.TableEvents, 3,
 			newColumn("tenant", pgText, func(r *fold.Event) *string { return &r.Tenant }),
 			newColumn("session", pgText, func(r *fold.Event) *string { return &r.Session }),
 			newColumn("seq", pgInt8, func(r *fold.Event) *int64 { return &r.Seq }),
 			newColumn("type", pgText, func(r *fold.Event) *string { return &r.Type }),
 			newColumn("event", pgText, func(r *fold.Event) *string { return &r.JSON })),
-		keys: newTable(readmodel.Keys, 2,
+		keys: newTable(readmodel.TableKeys, 2,
 			newColumn("tenant", pgText, func(r *fold.APIKey) *string { return &r.Tenant }),
 			newColumn("id", pgText, func(r *fold.APIKey) *string { return &r.ID }),
 			newColumn("grp", pgInt2, func(r *fold.APIKey) *int16 { return &r.Group }),
@@ -58,7 +58,7 @@ func newTables() *readModelTables {
 			newColumn("agents", pgText, func(r *fold.APIKey) *string { return &r.Agents }),
 			newColumn("expires_at", pgTimestamptz, func(r *fold.APIKey) **time.Time { return &r.ExpiresAt }),
 			newColumn("created_by", pgText, func(r *fold.APIKey) *string { return &r.CreatedBy })),
-		poison: newTable(readmodel.Poison, 1,
+		poison: newTable(readmodel.TablePoison, 1,
 			newColumn("position", pgText, func(r *fold.PoisonCommit) *string { return &r.Position }),
 			newColumn("grp", pgInt2, func(r *fold.PoisonCommit) *int16 { return &r.Group }),
 			newColumn("subject", pgText, func(r *fold.PoisonCommit) *string { return &r.Subject }),
@@ -68,7 +68,7 @@ func newTables() *readModelTables {
 }
 
 func sessionTable() table[fold.Session] {
-	return newTable(readmodel.Sessions, 2,
+	return newTable(readmodel.TableSessions, 2,
 		newColumn("tenant", pgText, func(r *fold.Session) *string { return &r.Tenant }),
 		newColumn("id", pgText, func(r *fold.Session) *string { return &r.ID }),
 		newColumn("grp", pgInt2, func(r *fold.Session) *int16 { return &r.Group }),
@@ -103,7 +103,7 @@ func sessionTable() table[fold.Session] {
 }
 
 func executionTable() table[fold.Execution] {
-	return newTable(readmodel.Executions, 3,
+	return newTable(readmodel.TableExecutions, 3,
 		newColumn("tenant", pgText, func(r *fold.Execution) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.Execution) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.Execution) *string { return &r.ID }),
@@ -138,7 +138,7 @@ func executionTable() table[fold.Execution] {
 }
 
 func blockTable() table[fold.Block] {
-	return newTable(readmodel.Blocks, 3,
+	return newTable(readmodel.TableBlocks, 3,
 		newColumn("tenant", pgText, func(r *fold.Block) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.Block) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.Block) *string { return &r.ID }),
@@ -153,7 +153,7 @@ func blockTable() table[fold.Block] {
 }
 
 func toolCallTable() table[fold.ToolCall] {
-	return newTable(readmodel.ToolCalls, 3,
+	return newTable(readmodel.TableToolCalls, 3,
 		newColumn("tenant", pgText, func(r *fold.ToolCall) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.ToolCall) *string { return &r.Session }),
 		newColumn("tool_use_id", pgText, func(r *fold.ToolCall) *string { return &r.ID }),
@@ -170,7 +170,7 @@ func toolCallTable() table[fold.ToolCall] {
 }
 
 func conversationTable() table[fold.Conversation] {
-	return newTable(readmodel.Conversations, 3,
+	return newTable(readmodel.TableConversations, 3,
 		newColumn("tenant", pgText, func(r *fold.Conversation) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.Conversation) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.Conversation) *string { return &r.ID }),
@@ -187,7 +187,7 @@ func conversationTable() table[fold.Conversation] {
 }
 
 func approvalTable() table[fold.Approval] {
-	return newTable(readmodel.Approvals, 3,
+	return newTable(readmodel.TableApprovals, 3,
 		newColumn("tenant", pgText, func(r *fold.Approval) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.Approval) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.Approval) *string { return &r.ID }),
@@ -212,7 +212,7 @@ func approvalTable() table[fold.Approval] {
 }
 
 func sandboxTable() table[fold.Sandbox] {
-	return newTable(readmodel.Sandboxes, 3,
+	return newTable(readmodel.TableSandboxes, 3,
 		newColumn("tenant", pgText, func(r *fold.Sandbox) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.Sandbox) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.Sandbox) *string { return &r.ID }),
@@ -231,7 +231,7 @@ func sandboxTable() table[fold.Sandbox] {
 }
 
 func fileTable() table[fold.File] {
-	return newTable(readmodel.Files, 3,
+	return newTable(readmodel.TableFiles, 3,
 		newColumn("tenant", pgText, func(r *fold.File) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.File) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.File) *string { return &r.ID }),
@@ -245,7 +245,7 @@ func fileTable() table[fold.File] {
 }
 
 func modelUsageTable() table[fold.ModelUsage] {
-	return newTable(readmodel.Usage, 3,
+	return newTable(readmodel.TableUsage, 3,
 		newColumn("tenant", pgText, func(r *fold.ModelUsage) *string { return &r.Tenant }),
 		newColumn("session", pgText, func(r *fold.ModelUsage) *string { return &r.Session }),
 		newColumn("id", pgText, func(r *fold.ModelUsage) *string { return &r.ID }),
@@ -266,7 +266,7 @@ func modelUsageTable() table[fold.ModelUsage] {
 }
 
 func catalogueEntryTable() table[fold.CatalogueEntry] {
-	return newTable(readmodel.CatalogueEntries, 2,
+	return newTable(readmodel.TableCatalogueEntries, 2,
 		newColumn("tenant", pgText, func(r *fold.CatalogueEntry) *string { return &r.Tenant }),
 		newColumn("id", pgText, func(r *fold.CatalogueEntry) *string { return &r.ID }),
 		newColumn("grp", pgInt2, func(r *fold.CatalogueEntry) *int16 { return &r.Group }),
@@ -282,7 +282,7 @@ func catalogueEntryTable() table[fold.CatalogueEntry] {
 }
 
 func catalogueVersionTable() table[fold.CatalogueVersion] {
-	return newTable(readmodel.CatalogueVersions, 3,
+	return newTable(readmodel.TableCatalogueVersions, 3,
 		newColumn("tenant", pgText, func(r *fold.CatalogueVersion) *string { return &r.Tenant }),
 		newColumn("id", pgText, func(r *fold.CatalogueVersion) *string { return &r.Entry }),
 		newColumn("version", pgText, func(r *fold.CatalogueVersion) *string { return &r.ID }),
@@ -295,7 +295,7 @@ func catalogueVersionTable() table[fold.CatalogueVersion] {
 }
 
 func tenantUsageTable() table[fold.TenantUsage] {
-	return newTable(readmodel.TenantUsage, 2,
+	return newTable(readmodel.TableTenantUsage, 2,
 		newColumn("tenant", pgText, func(r *fold.TenantUsage) *string { return &r.Tenant }),
 		newColumn("id", pgText, func(r *fold.TenantUsage) *string { return &r.ID }),
 		newColumn("grp", pgInt2, func(r *fold.TenantUsage) *int16 { return &r.Group }),
@@ -310,7 +310,7 @@ func tenantUsageTable() table[fold.TenantUsage] {
 }
 
 func tenantBudgetTable() table[fold.TenantBudget] {
-	return newTable(readmodel.TenantBudgets, 2,
+	return newTable(readmodel.TableTenantBudgets, 2,
 		newColumn("tenant", pgText, func(r *fold.TenantBudget) *string { return &r.Tenant }),
 		newColumn("period", pgText, func(r *fold.TenantBudget) *string { return &r.ID }),
 		newColumn("grp", pgInt2, func(r *fold.TenantBudget) *int16 { return &r.Group }),
@@ -323,7 +323,7 @@ func tenantBudgetTable() table[fold.TenantBudget] {
 }
 
 func tenantLimitsTable() table[fold.TenantLimits] {
-	return newTable(readmodel.TenantLimits, 1,
+	return newTable(readmodel.TableTenantLimits, 1,
 		newColumn("tenant", pgText, func(r *fold.TenantLimits) *string { return &r.Tenant }),
 		newColumn("grp", pgInt2, func(r *fold.TenantLimits) *int16 { return &r.Group }),
 		newColumn("limits", pgText, func(r *fold.TenantLimits) *string { return &r.Limits }),
@@ -332,7 +332,7 @@ func tenantLimitsTable() table[fold.TenantLimits] {
 }
 
 func auditTable() table[fold.AuditRow] {
-	return newTable(readmodel.Audit, 3,
+	return newTable(readmodel.TableAudit, 3,
 		newColumn("tenant", pgText, func(r *fold.AuditRow) *string { return &r.Tenant }),
 		newColumn("shard", pgInt2, func(r *fold.AuditRow) *int16 { return &r.Shard }),
 		newColumn("seq", pgInt8, func(r *fold.AuditRow) *int64 { return &r.Seq }),

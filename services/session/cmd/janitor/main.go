@@ -20,7 +20,7 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", jslog.RoleContributor, &c, &c.Settings,
+	os.Exit(daemon.RunService("janitor", "Removes the content of deleted sessions, and what no session needs, for good.", jslog.RoleContributor, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			j, err := janitor.New(c.Config, janitor.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
@@ -31,7 +31,7 @@ func main() {
 				return err
 			}
 			defer pool.Close()
-			env.Health.Check("read models", func(ctx context.Context) error { return readmodel.Check(ctx, pool) })
+			env.Health.AddCheck("read models", func(ctx context.Context) error { return readmodel.CheckMigrated(ctx, pool) })
 			return j.Run(ctx)
 		}))
 }

@@ -20,7 +20,7 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("session", "Owns the life of sessions: commands, queue, timers.", jslog.RoleWriter, &c, &c.Settings,
+	os.Exit(daemon.RunService("session", "Owns the life of sessions: commands, queue, timers.", jslog.RoleWriter, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			stop, err := c.Serve(c.NATSURL, c.NATSCA, env.Logger)
 			if err != nil {
@@ -31,7 +31,7 @@ func main() {
 			if err != nil {
 				return err
 			}
-			env.Health.Await("commands", s.Ready())
+			env.Health.AddChannelCheck("commands", s.Ready())
 			return s.Run(ctx)
 		}))
 }

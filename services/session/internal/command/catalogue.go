@@ -20,7 +20,7 @@ func (h *Handler) applyDefinition(ctx context.Context, c command.Command) (comma
 	if err != nil {
 		return command.Answer{}, err
 	}
-	if err := definitionRefusal("ref.", definition.CheckEntry(ref, tags)); err != nil {
+	if err := definitionRefusal("ref.", definition.CheckEntryNames(ref, tags)); err != nil {
 		return command.Answer{}, err
 	}
 	if ref.Version, err = definition.Digest(spec); err != nil {
@@ -101,11 +101,11 @@ func definitionRefusal(prefix string, wrong []definition.FieldError) error {
 
 // removeEntry carries out a command that removes an agent, an instance or an environment from the catalogue.
 func (h *Handler) removeEntry(ctx context.Context, c command.Command) (command.Answer, error) {
-	var b command.Remove
+	var b command.RemoveEntry
 	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
-	if err := definitionRefusal("ref.", definition.CheckEntry(b.Ref, nil)); err != nil {
+	if err := definitionRefusal("ref.", definition.CheckEntryNames(b.Ref, nil)); err != nil {
 		return command.Answer{}, err
 	}
 	var kind events.Aspect

@@ -72,7 +72,7 @@ func (h *Handler) resolveSession(ctx context.Context, c command.Command, b comma
 	if !slices.Contains(h.cfg.Providers, out.Provider) {
 		return out, invalidFieldError("sandbox", fmt.Sprintf("there is no sandbox provider %.64q here; this installation offers %s", b.Provider, strings.Join(h.cfg.Providers, ", ")))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.EnforcesTurnLimit(out.Architecture) && !isIsolated(out.Provider) {
 		return out, invalidFieldError("sandbox", fmt.Sprintf("limits.turns of an agent of architecture %s needs the egress proxy of the providers docker and modal; provider %s has none", out.Architecture, out.Provider))
 	}
 	options := inheritOptions(b.Options, agent)
@@ -109,7 +109,7 @@ func resolveArchitecture(asked string, agent *events.AgentSpec) (string, error) 
 	}
 	known, ok := architecture.Canonical(name)
 	if !ok {
-		return "", invalidFieldError("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.List()))
+		return "", invalidFieldError("architecture", fmt.Sprintf("unknown architecture %.64q; must be one of %s", asked, architecture.FormatNames()))
 	}
 	if agent == nil {
 		return known, nil
@@ -162,7 +162,7 @@ func (h *Handler) withDefaultOptions(o events.Options) events.Options {
 // updateCommand returns the command that changes a session's options: the current ones, merged with the changed ones. A
 // cleared option gets the service's default again.
 func (h *Handler) updateCommand(b command.UpdateSession, l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
-	o, err := command.Merge(l.Life.Options, b.Options, b.Clear)
+	o, err := command.MergeOptions(l.Life.Options, b.Options, b.Clear)
 	if err == nil && b.Options != nil { // the session's image was allowed when the session was created, and an executor checks it again
 		err = h.checkSessionImages(l.Life.Provider, b.Options.Image, nil)
 	}
@@ -175,11 +175,11 @@ func (h *Handler) updateCommand(b command.UpdateSession, l *eventlog.SessionStat
 // checkUpdate refuses a command that changes a session's options to invalid values.
 func checkUpdate(b command.UpdateSession) error {
 	if b.Options != nil {
-		if err := errors.Join(command.CheckUnchanged(b.Options), command.CheckOptions(*b.Options)); err != nil {
+		if err := errors.Join(command.CheckFixedOptions(b.Options), command.CheckOptions(*b.Options)); err != nil {
 			return err
 		}
 	}
-	if _, err := command.Merge(events.Options{}, nil, b.Clear); err != nil {
+	if _, err := command.MergeOptions(events.Options{}, nil, b.Clear); err != nil {
 		return err
 	}
 	return checkMetadata(b.Metadata)

@@ -21,7 +21,7 @@ func (h *Handler) handleDeadLetter(ctx context.Context, c command.Command) (comm
 	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}
-	if c.Type == command.TypeRetryDead {
+	if c.Type == command.TypeRetryDeadLetter {
 		return command.Answer{}, h.cfg.Dead.Retry(ctx, c.Tenant, b.Sequence, c.ID)
 	}
 	return command.Answer{}, h.cfg.Dead.Drop(ctx, c.Tenant, b.Sequence)

@@ -200,7 +200,7 @@ func (h *Handler) replaceForkAgent(ctx context.Context, c command.Command, name 
 	if _, err := resolveArchitecture(before.Architecture, agent); err != nil {
 		return invalidFieldError("agent", fmt.Sprintf("the agent is made for %s, and the session is of %s: the conversation can be continued by an agent of the same architecture only", agent.Architecture, before.Architecture))
 	}
-	if agent != nil && agent.Limits.Turns > 0 && !definition.CountsTurns(out.Architecture) && !isIsolated(out.Provider) {
+	if agent != nil && agent.Limits.Turns > 0 && !definition.EnforcesTurnLimit(out.Architecture) && !isIsolated(out.Provider) {
 		return invalidFieldError("agent", fmt.Sprintf("limits.turns of an agent of architecture %s needs the egress proxy of the providers docker and modal; the session's provider %s has none", out.Architecture, out.Provider))
 	}
 	if err := h.checkSessionImages(out.Provider, out.Options.Image, agent); err != nil {

@@ -30,7 +30,7 @@ import (
 
 // BudgetReader reads the budgets and limits of a tenant, and the tenant's usage.
 type BudgetReader interface {
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
 // Config configures a Handler. Every field except Room is required.
@@ -125,7 +125,7 @@ func checkIDs(c command.Command) error {
 		return err
 	}
 	switch c.Type {
-	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits, command.TypeRetryDead, command.TypeDropDead,
+	case command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits, command.TypeRetryDeadLetter, command.TypeDropDeadLetter,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return nil
@@ -134,7 +134,7 @@ func checkIDs(c command.Command) error {
 			break
 		}
 		fallthrough
-	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeCancel, command.TypePause, command.TypeResume, command.TypeDecideApproval:
+	case command.TypePostMessage, command.TypeStartExecution, command.TypeRecoverExecution, command.TypeCancel, command.TypePause, command.TypeResume, command.TypeDecideApproval:
 		if err := events.CheckID("executionId", events.KindExecution, c.ExecutionID); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (h *Handler) execute(ctx context.Context, c command.Command) (command.Answe
 		return h.handleBudget(ctx, c)
 	case command.TypeSetLimits, command.TypeRemoveLimits:
 		return h.handleLimits(ctx, c)
-	case command.TypeRetryDead, command.TypeDropDead:
+	case command.TypeRetryDeadLetter, command.TypeDropDeadLetter:
 		return h.handleDeadLetter(ctx, c)
 	case command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment:
 		return h.applyDefinition(ctx, c)
@@ -214,7 +214,7 @@ func (h *Handler) newSessionCommandBuilder(ctx context.Context, c command.Comman
 		return func(l *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			return postCommand(c, b, base, l), nil
 		}, checkMessage(c, b)
-	case command.TypeRecover:
+	case command.TypeRecoverExecution:
 		return h.recoverCommandBuilder(ctx, c)
 	case command.TypeDecideApproval:
 		return approvalCommandBuilder(c)
@@ -260,7 +260,7 @@ func controlCommandBuilder(c command.Command) (sessionCommandBuilder, error) {
 			v := l.RunView()
 			return session.RequestTerminate{CommandBase: base, ExecutionID: c.ExecutionID, ActiveEnded: v.ActiveEnded, HasSandbox: v.HasSandbox}, nil
 		}, nil
-	case command.TypeSync:
+	case command.TypeSyncWorkspace:
 		return func(_ *eventlog.SessionState, base session.CommandBase) (session.Command, error) {
 			return session.RequestSync{CommandBase: base}, nil
 		}, nil
@@ -333,7 +333,7 @@ func (h *Handler) decideOnSession(ctx context.Context, c command.Command, build 
 
 // checkStoreSpace refuses a command that stores data if the NATS store has only its reserve left.
 func (h *Handler) checkStoreSpace(ctx context.Context, t command.Type) error {
-	if !t.NeedsRoom() {
+	if !t.IsRefusedWhenFull() {
 		return nil
 	}
 	if err := h.cfg.Room.Check(ctx, 0); err != nil {
@@ -345,14 +345,14 @@ func (h *Handler) checkStoreSpace(ctx context.Context, t command.Type) error {
 // checkEventLimit refuses a command that adds events to a session if the tenant has reached its limit of events for the
 // day.
 func (h *Handler) checkEventLimit(ctx context.Context, c command.Command) error {
-	if !c.Type.NeedsRoom() {
+	if !c.Type.IsRefusedWhenFull() {
 		return nil
 	}
-	t, err := h.cfg.Budgets.Of(ctx, c.Tenant)
+	t, err := h.cfg.Budgets.Get(ctx, c.Tenant)
 	if err != nil {
 		return err
 	}
-	if why := t.EventsExceeded(c.Tenant, h.cfg.Now()); why != "" {
+	if why := t.ExceededEventLimit(c.Tenant, h.cfg.Now()); why != "" {
 		return &command.Error{Code: events.CodeTenantEvents, Detail: why}
 	}
 	return nil
@@ -393,9 +393,9 @@ func (h *Handler) notifyExecutor(l *eventlog.SessionState, list []events.Event) 
 // metricLabel returns the label of a command's type in metrics. All unknown types share one label.
 func metricLabel(t command.Type) string {
 	switch t {
-	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecover, command.TypeInterrupt, command.TypeCancel,
-		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSync, command.TypePutFile, command.TypeRemoveFile,
-		command.TypeRetryDead, command.TypeDropDead, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
+	case command.TypeCreateSession, command.TypeForkSession, command.TypeUpdateSession, command.TypePostMessage, command.TypeStartExecution, command.TypeRecoverExecution, command.TypeInterrupt, command.TypeCancel,
+		command.TypePause, command.TypeResume, command.TypeTerminate, command.TypeSyncWorkspace, command.TypePutFile, command.TypeRemoveFile,
+		command.TypeRetryDeadLetter, command.TypeDropDeadLetter, command.TypeDeleteSession, command.TypeCreateKey, command.TypeRevokeKey, command.TypeSetBudget, command.TypeRemoveBudget, command.TypeSetLimits, command.TypeRemoveLimits,
 		command.TypeApplyAgent, command.TypeApplyInstance, command.TypeApplyEnvironment,
 		command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return string(t)

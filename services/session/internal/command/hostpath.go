@@ -27,12 +27,12 @@ func (h *Handler) resolveHostPath(path string, b command.CreateSession, provider
 	if agent != nil && len(agent.Files) > 0 {
 		return "", hostPathError(codeHostPathRefused, errors.New("the agent's definition has files of its own, which would replace yours: work on a copy (spool run --copy)"))
 	}
-	resolved, err := h.cfg.HostPaths.Resolve(path)
+	resolved, err := h.cfg.HostPaths.CheckAndResolve(path)
 	if err != nil {
 		return "", hostPathError(codeHostPathRefused, err)
 	}
 	if b.HostPathIdentity != "" {
-		here, err := hostpath.Identity(resolved)
+		here, err := hostpath.FolderIdentity(resolved)
 		if err != nil {
 			return "", hostPathError(codeHostPathRefused, err)
 		}

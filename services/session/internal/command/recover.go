@@ -11,7 +11,7 @@ import (
 
 // recoverCommandBuilder returns the builder for a command of type TypeRecover, which continues a failed execution.
 func (h *Handler) recoverCommandBuilder(ctx context.Context, c command.Command) (sessionCommandBuilder, error) {
-	var b command.Recover
+	var b command.RecoverExecution
 	if err := decodeBody(c, &b); err != nil {
 		return nil, err
 	}

@@ -29,15 +29,15 @@ import (
 
 // Leases reports which engines and executors have a lease.
 type Leases interface {
-	// EngineGone returns the time for which no executor of an engine has renewed a lease.
-	EngineGone(provider, engine string) time.Duration
+	// EngineGoneFor returns the time for which no executor of an engine has renewed a lease.
+	EngineGoneFor(provider, engine string) time.Duration
 	// Lives reports whether an executor has a lease.
-	Lives(ctx context.Context, executor string) (bool, error)
+	HasLease(ctx context.Context, executor string) (bool, error)
 }
 
 // BudgetReader reads the budgets and limits of tenants, and their usage.
 type BudgetReader interface {
-	Of(ctx context.Context, tenant string) (budget.Tenant, error)
+	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 }
 
 // Config configures a Reactor. Every field is required.
@@ -269,7 +269,7 @@ func (r *Reactor) endWithoutExecutor(ctx context.Context, l *eventlog.SessionSta
 	if l.Run.Execution != active {
 		return events.ExecutionFailed{Code: "EXECUTOR_LOST", Message: "no executor claimed the execution within its turn limit"}, nil
 	}
-	lives, err := r.cfg.Leases.Lives(ctx, l.Run.Holder)
+	lives, err := r.cfg.Leases.HasLease(ctx, l.Run.Holder)
 	if err != nil || lives {
 		return nil, err
 	}
@@ -283,14 +283,14 @@ func (r *Reactor) budgetExceededEnd(ctx context.Context, l *eventlog.SessionStat
 	if why := l.Life.Options.Budget.ExceededLimit(l.Run.SessionUsage(), "the session"); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
-	t, err := r.cfg.Budgets.Of(ctx, l.Tenant)
+	t, err := r.cfg.Budgets.Get(ctx, l.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	if why := t.Exceeded(l.Tenant, now); why != "" {
+	if why := t.ExceededBudget(l.Tenant, now); why != "" {
 		return events.ExecutionFailed{Code: code, Message: why}, nil
 	}
-	if why := t.EventsExceeded(l.Tenant, now); why != "" {
+	if why := t.ExceededEventLimit(l.Tenant, now); why != "" {
 		return events.ExecutionFailed{Code: events.CodeTenantEvents, Message: why}, nil
 	}
 	return nil, nil
@@ -338,7 +338,7 @@ func (r *Reactor) publishDueJob(ctx context.Context, l *eventlog.SessionState) e
 // storeJob publishes a job for a session to the stream JOBS, with a message id.
 func (r *Reactor) storeJob(ctx context.Context, l *eventlog.SessionState, id string) error {
 	subject := topology.ProviderJobSubject(l.Life.Provider)
-	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGone(box.Provider, box.Engine) < r.cfg.EngineGone {
+	if box := l.Run.Sandbox; box.Engine != "" && r.cfg.Leases.EngineGoneFor(box.Provider, box.Engine) < r.cfg.EngineGone {
 		subject = topology.EngineJobSubject(box.Provider, box.Engine)
 	}
 	body, err := topology.SessionRef{Tenant: l.Tenant, Session: l.ID}.Encode()

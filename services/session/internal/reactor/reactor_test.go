@@ -58,14 +58,14 @@ func TestMatters_ReportsEventsThatMakeWorkDue(t *testing.T) {
 // goneFor is the time for which docker's engine "e" has had no lease.
 type goneFor time.Duration
 
-func (g goneFor) EngineGone(provider, engine string) time.Duration {
+func (g goneFor) EngineGoneFor(provider, engine string) time.Duration {
 	if provider == "docker" && engine == "e" {
 		return time.Duration(g)
 	}
 	return 0
 }
 
-func (goneFor) Lives(context.Context, string) (bool, error) { return false, nil }
+func (goneFor) HasLease(context.Context, string) (bool, error) { return false, nil }
 
 // subjects is a publisher that records the subjects.
 type subjects []string

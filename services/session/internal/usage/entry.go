@@ -68,12 +68,12 @@ func (e *tenantEntry) applyCommit(stream string, rec eventlog.Record, usage map[
 	s := e.shardUsageOf(stream)
 	s.Seq = rec.Position.Seq
 	for day, u := range usage {
-		s.Total = s.Total.Plus(u)
+		s.Total = s.Total.Add(u)
 		if day >= keep.day {
-			s.Days[day] = s.Days[day].Plus(u)
+			s.Days[day] = s.Days[day].Add(u)
 		}
 		if m := monthOfDay(day); m >= keep.month {
-			s.Months[m] = s.Months[m].Plus(u)
+			s.Months[m] = s.Months[m].Add(u)
 		}
 	}
 	for _, event := range rec.Events {
@@ -160,7 +160,7 @@ func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
 			}
 			b := budget.Budget{Period: period, Limit: limit}
 			b.From, b.Until = period.Bounds(now)
-			b.Spent = e.usageSince(period, b.From).Spent()
+			b.Spent = e.usageSince(period, b.From).BudgetUsage()
 			e.Budgets = append(e.Budgets, b)
 		}
 	}
@@ -169,9 +169,9 @@ func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
 			e.Limits = *s.Limits
 		}
 	}
-	if e.LimitsEvents() {
+	if e.HasDailyEventLimit() {
 		e.Used.Day, _ = events.PeriodDay.Bounds(now)
-		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).Logged()
+		e.Used.Logged = e.usageSince(events.PeriodDay, e.Used.Day).LogOutput()
 	}
 }
 
@@ -184,17 +184,17 @@ func (e *tenantEntry) usageSince(period events.Period, from string) budget.Usage
 		case events.PeriodDay:
 			for day, u := range s.Days {
 				if day >= from {
-					sum = sum.Plus(u)
+					sum = sum.Add(u)
 				}
 			}
 		case events.PeriodMonth:
 			for m, u := range s.Months {
 				if m >= monthOfDay(from) {
-					sum = sum.Plus(u)
+					sum = sum.Add(u)
 				}
 			}
 		default:
-			sum = sum.Plus(s.Total)
+			sum = sum.Add(s.Total)
 		}
 	}
 	return sum

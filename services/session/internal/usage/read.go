@@ -103,7 +103,7 @@ func (s *sessionUsageCache) find(k sessionKey) *budget.SessionUsage {
 // put adds the usage of a session to memory.
 func (s *sessionUsageCache) put(k sessionKey, u *budget.SessionUsage) {
 	s.recent[k] = u
-	s.size += u.Size()
+	s.size += u.EntryCount()
 }
 
 // loadSessions ensures that the usage of the sessions of all commits in list is in memory. For a session that began
@@ -158,7 +158,7 @@ func (s *sessionUsageCache) foldHistory(ctx context.Context, before eventlog.Rec
 		if rec.Position.Seq >= before.Position.Seq {
 			break
 		}
-		u.Add(rec)
+		u.AddCommit(rec)
 	}
 	return u, ctx.Err()
 }
@@ -170,9 +170,9 @@ func (s *sessionUsageCache) foldCommit(rec eventlog.Record) map[string]budget.Us
 		return nil
 	}
 	u := s.find(sessionKey{rec.Subject.Tenant, rec.Subject.ID})
-	before := u.Size()
-	usage := u.Add(rec)
-	s.size += u.Size() - before
+	before := u.EntryCount()
+	usage := u.AddCommit(rec)
+	s.size += u.EntryCount() - before
 	return usage
 }
 

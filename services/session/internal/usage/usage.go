@@ -79,7 +79,7 @@ func (f *Aggregator) Collectors() []prometheus.Collector {
 // Run folds the log until ctx ends. After a failure it starts again at the checkpoint. While another copy of the
 // service folds, it is on standby.
 func (f *Aggregator) Run(ctx context.Context) error {
-	pauses := retry.Doubling(firstRetryPause, maxRetryPause)
+	pauses := retry.NewDoubling(firstRetryPause, maxRetryPause)
 	for ctx.Err() == nil {
 		err := f.foldAsLeader(ctx, pauses.Reset)
 		if ctx.Err() != nil {
@@ -271,7 +271,7 @@ func (l *leaderFold) readEntries(ctx context.Context) (earlier bool, err error) 
 					t.entry = tenantEntry{}
 				}
 			}
-			t.published = !t.entry.Empty()
+			t.published = !t.entry.IsEmpty()
 			earlier = earlier || t.entry.Shards == nil
 			l.tenants[t.name] = t
 		}
@@ -448,7 +448,7 @@ func (l *leaderFold) writeEntries(ctx context.Context, all bool) error {
 		return err
 	}
 	for _, t := range written {
-		t.published = !t.entry.Empty()
+		t.published = !t.entry.IsEmpty()
 		delete(l.dirty, t.name)
 	}
 	l.oldest.Store(0)

@@ -19,13 +19,13 @@ type cli struct {
 
 func main() {
 	var c cli
-	os.Exit(daemon.Main("skills", "Checks and keeps skills.", jslog.RoleContributor, &c, &c.Settings,
+	os.Exit(daemon.RunService("skills", "Checks and keeps skills.", jslog.RoleContributor, &c, &c.Settings,
 		func(ctx context.Context, env daemon.Env) error {
 			s, err := skills.New(c.Config, skills.Deps{NATS: env.NATS, Log: env.Log, Logger: env.Logger, Metrics: env.Metrics})
 			if err != nil {
 				return err
 			}
-			env.Health.Await("commands", s.Ready())
+			env.Health.AddChannelCheck("commands", s.Ready())
 			return s.Run(ctx)
 		}))
 }

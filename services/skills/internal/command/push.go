@@ -37,14 +37,14 @@ func (h *Handler) pushSkill(ctx context.Context, c command.Command) (command.Ans
 		return command.Answer{}, err
 	}
 	if found.Digest != b.SHA256 {
-		return command.Answer{}, &skill.Error{Code: skill.CodeDigest, Field: "sha256", Detail: fmt.Sprintf("the upload's is %s, not %s", found.Digest, b.SHA256)}
+		return command.Answer{}, &skill.Error{Code: skill.CodeDigestMismatch, Field: "sha256", Detail: fmt.Sprintf("the upload's is %s, not %s", found.Digest, b.SHA256)}
 	}
 	ref := b.Ref
 	if ref.Slug == "" {
 		ref.Slug = found.Name
 	}
 	if ref.Slug != found.Name {
-		return command.Answer{}, &skill.Error{Code: skill.CodeDocument, Field: skill.DocumentName + ": name", Detail: fmt.Sprintf("is %s, and the skill is pushed as %s: make them the same", found.Name, ref.Slug)}
+		return command.Answer{}, &skill.Error{Code: skill.CodeInvalidDocument, Field: skill.DocumentName + ": name", Detail: fmt.Sprintf("is %s, and the skill is pushed as %s: make them the same", found.Name, ref.Slug)}
 	}
 	ref.Version = found.Digest
 	pushed := events.SkillPushed{
@@ -183,7 +183,7 @@ func (h *Handler) fetchUpload(ctx context.Context, b command.PushSkill) (*upload
 	}
 	u := &uploadedZIP{file: f}
 	if err = os.Remove(f.Name()); err == nil {
-		u.size, err = copyAtMost(f, content, skill.MaxPacked)
+		u.size, err = copyAtMost(f, content, skill.MaxPackedSize)
 	}
 	if err != nil {
 		u.close()

@@ -43,7 +43,7 @@ func (h *Handler) tagSkill(ctx context.Context, c command.Command) (command.Answ
 
 // removeSkill carries out a command that hides a skill, or one version of it.
 func (h *Handler) removeSkill(ctx context.Context, c command.Command) (command.Answer, error) {
-	var b command.Remove
+	var b command.RemoveEntry
 	if err := decodeBody(c, &b); err != nil {
 		return command.Answer{}, err
 	}

@@ -22,7 +22,7 @@ type Adapter struct{}
 func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	path, err := exec.LookPath("exampleagent")
 	if err != nil {
-		return agent.Command{}, &runner.Error{Code: "AGENT_NOT_FOUND", Message: "exampleagent is not installed: run `npm i -g exampleagent`"}
+		return agent.Command{}, &runner.CommandError{Code: "AGENT_NOT_FOUND", Message: "exampleagent is not installed: run `npm i -g exampleagent`"}
 	}
 	return agent.Command{Path: path, Args: []string{"--json"}, Env: l.Environment(nil)}, nil
 }
@@ -64,7 +64,7 @@ func (s *session) HandleLine(line []byte, t *agent.Turn) error {
 		if s.block != "" {
 			t.CompleteBlock(s.block, nil)
 		}
-		t.End(runner.Ended{Outcome: runner.Completed})
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
 	}
 	return nil
 }

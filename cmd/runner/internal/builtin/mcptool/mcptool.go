@@ -217,7 +217,7 @@ func (r serverTool) Paths(json.RawMessage) ([]string, error) { return nil, nil }
 // Effect describes a call by the annotations of the tool. A tool is destructive if its server says so. The protocol's
 // default for a tool without annotations is destructive, but would apply to nearly every tool.
 func (r serverTool) Effect(arguments json.RawMessage) tool.CallEffect {
-	e := tool.CallEffect{Kind: permission.Server, Preview: events.ApprovalPreview{Text: string(arguments)}}
+	e := tool.CallEffect{Kind: permission.KindMCPTool, Preview: events.ApprovalPreview{Text: string(arguments)}}
 	var indented bytes.Buffer
 	if err := json.Indent(&indented, arguments, "", "  "); err == nil {
 		e.Preview.Text = indented.String()

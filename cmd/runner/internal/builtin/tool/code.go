@@ -93,7 +93,7 @@ func (c RunCode) Effect(raw json.RawMessage) CallEffect {
 	if err != nil {
 		return CallEffect{}
 	}
-	e := CallEffect{Kind: permission.Shell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
+	e := CallEffect{Kind: permission.KindShell, Command: a.Code, Title: "Run a bash program", Preview: events.ApprovalPreview{Command: a.Code}}
 	if a.Language != "bash" {
 		run := interpreters[a.Language]
 		e.Command = strings.Join(run, " ") + " '" + strings.ReplaceAll(a.Code, "'", `'\''`) + "'"

@@ -86,7 +86,7 @@ func (t readFile) Effect(raw json.RawMessage) CallEffect {
 
 // readEffect returns the Effect of a call that reads path.
 func readEffect(title, path string) CallEffect {
-	return CallEffect{Kind: permission.Read, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
+	return CallEffect{Kind: permission.KindRead, Title: title, Preview: events.ApprovalPreview{Paths: []string{path}}}
 }
 
 func (t readFile) Run(_ context.Context, raw json.RawMessage) Result {
@@ -199,7 +199,7 @@ func (t writeFile) Effect(raw json.RawMessage) CallEffect {
 	if err != nil {
 		return CallEffect{}
 	}
-	e := CallEffect{Kind: permission.Edit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
+	e := CallEffect{Kind: permission.KindEdit, Title: "Write " + a.Path, Preview: events.ApprovalPreview{Paths: []string{a.Path}}}
 	before, size := t.replacedContent(a.Path)
 	switch {
 	case !utf8.Valid(content):

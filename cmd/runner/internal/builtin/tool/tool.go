@@ -61,7 +61,7 @@ type Tool interface {
 // CallEffect describes what a tool call would do, for the permission policy and for the person who decides. Its texts may
 // have any size.
 type CallEffect struct {
-	Kind        permission.Kind
+	Kind        permission.CallKind
 	Command     string // shell command, for kind shell
 	Destructive bool   // the call would destroy data
 	Title       string // one line

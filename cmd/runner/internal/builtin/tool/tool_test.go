@@ -214,18 +214,18 @@ func TestEffect(t *testing.T) {
 		tool, arguments string
 		want            tool.CallEffect
 	}{
-		"bash":      {"run_code", `{"language":"bash","code":"rm -rf x"}`, tool.CallEffect{Kind: permission.Shell, Command: "rm -rf x", Title: "Run a bash program", Preview: events.ApprovalPreview{Command: "rm -rf x"}}},
-		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.CallEffect{Kind: permission.Shell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Text: "ls = 'x'"}}},
-		"read":      {"read_file", `{"path":"old"}`, tool.CallEffect{Kind: permission.Read, Title: "Read old", Preview: paths("old")}},
-		"list":      {"list_directory", `{}`, tool.CallEffect{Kind: permission.Read, Title: "List .", Preview: paths(".")}},
-		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.CallEffect{Kind: permission.Edit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
-		"same file": {"write_file", `{"path":"old","content":"one\ntwo\n"}`, tool.CallEffect{Kind: permission.Edit, Title: "Write old", Preview: paths("old")}},
+		"bash":      {"run_code", `{"language":"bash","code":"rm -rf x"}`, tool.CallEffect{Kind: permission.KindShell, Command: "rm -rf x", Title: "Run a bash program", Preview: events.ApprovalPreview{Command: "rm -rf x"}}},
+		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.CallEffect{Kind: permission.KindShell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Text: "ls = 'x'"}}},
+		"read":      {"read_file", `{"path":"old"}`, tool.CallEffect{Kind: permission.KindRead, Title: "Read old", Preview: paths("old")}},
+		"list":      {"list_directory", `{}`, tool.CallEffect{Kind: permission.KindRead, Title: "List .", Preview: paths(".")}},
+		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.CallEffect{Kind: permission.KindEdit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
+		"same file": {"write_file", `{"path":"old","content":"one\ntwo\n"}`, tool.CallEffect{Kind: permission.KindEdit, Title: "Write old", Preview: paths("old")}},
 		"replace": {"write_file", `{"path":"old","content":"one\n2\n"}`, tool.CallEffect{
-			Kind: permission.Edit, Title: "Write old",
+			Kind: permission.KindEdit, Title: "Write old",
 			Preview: events.ApprovalPreview{Paths: []string{"old"}, Diff: "--- a/old\n+++ b/old\n@@ -1,2 +1,2 @@\n one\n-two\n+2\n"},
 		}},
 		"not text": {"write_file", `{"path":"old","content":"/w==","encoding":"base64"}`, tool.CallEffect{
-			Kind: permission.Edit, Title: "Write old", Preview: events.ApprovalPreview{Paths: []string{"old"}, Text: "binary content, 1 bytes"},
+			Kind: permission.KindEdit, Title: "Write old", Preview: events.ApprovalPreview{Paths: []string{"old"}, Text: "binary content, 1 bytes"},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {

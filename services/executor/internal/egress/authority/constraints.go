@@ -49,7 +49,7 @@ func inspectedHosts(entries []string) ([]egress.Host, error) {
 	for _, entry := range entries {
 		r, err := egress.ParseRule(entry)
 		if err != nil {
-			return nil, fmt.Errorf("allowlist entry %s: %w", egress.Printable(entry), err)
+			return nil, fmt.Errorf("allowlist entry %s: %w", egress.QuotePrefix(entry), err)
 		}
 		if len(r.Methods) > 0 {
 			hosts = append(hosts, r.Host)

@@ -93,7 +93,7 @@ func (r *ResponseMeter) Result() Result {
 	} else {
 		r.events.endEvent() // a stream may end without its last blank line
 	}
-	return Result{Model: truncate.Valid(r.model, maxModelNameBytes), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.Valid(r.failed, maxErrorBytes)}
+	return Result{Model: truncate.ValidText(r.model, maxModelNameBytes), Usage: r.usage.Usage, Hour: r.usage.cacheWrite1h, Seen: r.seen, Error: truncate.ValidText(r.failed, maxErrorBytes)}
 }
 
 // updateResult updates the result with the captured fields of a document, or of one event of a stream.

@@ -102,30 +102,30 @@ type grammar struct {
 var grammars = map[location]*grammar{
 	unknownLocation: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
-		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored}, "source": {in: anthropicSource},
+		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored}, "source": {in: anthropicSource},
 	}},
 	anthropicRequest: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"model": {check: (*scanner).checkModel}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
-		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.ProviderStored}, "metadata": {}, "output_format": {},
-		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
+		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.FeatureUseStored}, "metadata": {}, "output_format": {},
+		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	}},
 	anthropicBlock: {other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicBlock, fields: map[string]fieldRule{
-		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.ProviderFile}, "url": {mark: hasURL},
+		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.FeatureReadFile}, "url": {mark: hasURL},
 	}},
 	anthropicTool: {closed: (*scanner).checkAnthropicTool, fields: map[string]fieldRule{}},
 	anthropicSource: {other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicSource, fields: map[string]fieldRule{
-		"url": {mark: hasURL}, "file_id": {needs: egress.ProviderFile},
+		"url": {mark: hasURL}, "file_id": {needs: egress.FeatureReadFile},
 	}},
 	openAIRequest: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"model": {check: (*scanner).checkModel}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
 		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
-		"previous_response_id": {needs: egress.ProviderStored}, "conversation": {needs: egress.ProviderStored}, "prompt": {check: (*scanner).checkPrompt},
+		"previous_response_id": {needs: egress.FeatureUseStored}, "conversation": {needs: egress.FeatureUseStored}, "prompt": {check: (*scanner).checkPrompt},
 		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkWebSearch}, "search_parameters": {check: (*scanner).checkWebSearch}, "plugins": {check: (*scanner).checkWebSearch},
-		"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
+		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	}},
 	openAIInput:       {urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIInput, fields: openAIFieldRules},
 	openAIItem:        {urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIItem, fields: openAIFieldRules},
-	openAIAudio:       {fields: map[string]fieldRule{"id": {needs: egress.ProviderStored}}},
+	openAIAudio:       {fields: map[string]fieldRule{"id": {needs: egress.FeatureUseStored}}},
 	openAITool:        {closed: (*scanner).checkOpenAITool, fields: openAIToolFieldRules},
 	openAIEnvironment: {closed: (*scanner).checkOpenAIEnvironment, fields: map[string]fieldRule{}},
 }
@@ -133,7 +133,7 @@ var grammars = map[location]*grammar{
 var openAIFieldRules = map[string]fieldRule{
 	"arguments": {}, "action": {}, "annotations": {}, "results": {}, "outputs": {}, "function": {}, "logprobs": {}, "input": {}, "input_schema": {},
 	"id": {mark: hasID}, "role": {mark: hasRole}, "encrypted_content": {mark: hasEncrypted}, "tools": {in: openAITool}, "audio": {in: openAIAudio},
-	"file_id": {needs: egress.ProviderFile}, "file_ids": {needs: egress.ProviderFile}, "container_id": {needs: egress.ProviderStored},
+	"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	"file_data": {check: (*scanner).checkFileData},
 }
 
@@ -215,7 +215,7 @@ func (s *scanner) checkURL(key []byte, v scannedValue) error {
 	case hasPrefixFold(v, "data:"):
 		return nil
 	}
-	return s.requireFeature(egress.ProviderURL, "a URL at "+printableText(string(key)))
+	return s.requireFeature(egress.FeatureFetchURL, "a URL at "+printableText(string(key)))
 }
 
 // hasPrefixFold reports whether a JSON string begins with prefix, ignoring case. prefix must be in lower case.
@@ -228,7 +228,7 @@ func hasPrefixFold(v scannedValue, prefix string) bool {
 }
 
 // printableText returns text of a request in a form that is safe in an error message.
-func printableText(s string) string { return egress.Printable(s) }
+func printableText(s string) string { return egress.QuotePrefix(s) }
 
 // maxModelNameBytes is the maximum length in bytes of the name of a model; the rest is cut.
 const maxModelNameBytes = 200
@@ -250,7 +250,7 @@ func (s *scanner) checkPrompt(_ []byte, v scannedValue) error {
 	if v.kind != '{' { // the prompt of Completions is a string
 		return nil
 	}
-	return s.requireFeature(egress.ProviderStored, "a stored prompt")
+	return s.requireFeature(egress.FeatureUseStored, "a stored prompt")
 }
 
 // checkBackground refuses a response in the background.
@@ -274,16 +274,16 @@ func (s *scanner) checkFileData(_ []byte, v scannedValue) error {
 	if !hasPrefixFold(v, "http") {
 		return nil
 	}
-	return s.requireFeature(egress.ProviderURL, "a URL at file_data")
+	return s.requireFeature(egress.FeatureFetchURL, "a URL at file_data")
 }
 
 // checkAnthropicBlock checks a message or a content block of Anthropic's API.
 func (s *scanner) checkAnthropicBlock(o *objectState) error {
 	switch {
 	case o.typ == "container_upload":
-		return s.requireFeature(egress.ProviderFile, "a file for a container")
+		return s.requireFeature(egress.FeatureReadFile, "a file for a container")
 	case o.marks&hasURL != 0 && o.typ != "web_search_result" && o.typ != "web_fetch_result":
-		return s.requireFeature(egress.ProviderURL, "a URL in a block of type "+printableText(o.typ))
+		return s.requireFeature(egress.FeatureFetchURL, "a URL in a block of type "+printableText(o.typ))
 	}
 	return nil
 }
@@ -297,9 +297,9 @@ func (s *scanner) checkAnthropicSource(o *objectState) error {
 		}
 		fallthrough
 	case "url":
-		return s.requireFeature(egress.ProviderURL, "a source that is a URL")
+		return s.requireFeature(egress.FeatureFetchURL, "a source that is a URL")
 	case "file":
-		return s.requireFeature(egress.ProviderFile, "a source that is a file of the account")
+		return s.requireFeature(egress.FeatureReadFile, "a source that is a file of the account")
 	}
 	return s.requireFeature("", "a source of type "+printableText(o.typ)+", which is not known")
 }
@@ -345,7 +345,7 @@ func (s *scanner) checkOpenAITool(o *objectState) error {
 // checkServerTool checks a tool that the model provider runs: the allowlist must allow the tool, and its type must be known. name is the
 // type without a date.
 func (s *scanner) checkServerTool(name string, o *objectState) error {
-	if name == egress.ProviderURL || name == egress.ProviderFile || name == egress.ProviderStored || !egress.IsProviderFeature(name) {
+	if name == egress.FeatureFetchURL || name == egress.FeatureReadFile || name == egress.FeatureUseStored || !egress.IsProviderFeature(name) {
 		return s.requireFeature("", "a tool of type "+printableText(o.typ)+", which is not known")
 	}
 	return s.requireFeature(name, "the tool "+printableText(o.typ))
@@ -362,7 +362,7 @@ func (s *scanner) checkOpenAIEnvironment(o *objectState) error {
 // checkOpenAIInput checks an element of the field input in a request to OpenAI's Responses API.
 func (s *scanner) checkOpenAIInput(o *objectState) error {
 	if !o.typed && o.marks&hasRole == 0 && o.marks&hasID != 0 {
-		return s.requireFeature(egress.ProviderStored, "an item by its id")
+		return s.requireFeature(egress.FeatureUseStored, "an item by its id")
 	}
 	return s.checkOpenAIItem(o)
 }
@@ -371,9 +371,9 @@ func (s *scanner) checkOpenAIInput(o *objectState) error {
 func (s *scanner) checkOpenAIItem(o *objectState) error {
 	switch {
 	case o.typ == "item_reference":
-		return s.requireFeature(egress.ProviderStored, "an item by its id")
+		return s.requireFeature(egress.FeatureUseStored, "an item by its id")
 	case o.typ == "reasoning" && o.marks&(hasID|hasEncrypted) == hasID:
-		return s.requireFeature(egress.ProviderStored, "reasoning by its id")
+		return s.requireFeature(egress.FeatureUseStored, "reasoning by its id")
 	case o.typ == "image_generation_call" && o.marks&hasID != 0:
 		return s.requireFeature("image_generation", "an image by its id")
 	}

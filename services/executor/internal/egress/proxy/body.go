@@ -129,7 +129,7 @@ func (s *Server) readIntoBuffer(body io.Reader, sb *registry.Sandbox) (raw []byt
 func (s *Server) checkModelRequest(w http.ResponseWriter, r *http.Request, c *routedRequest, d events.EgressDenied) (body bufferedBody, ok bool) {
 	for _, line := range r.Header.Values("Content-Encoding") {
 		if line != "identity" {
-			d.Code, d.Message = CodeUnreadableBody, "the body is in encoding "+egress.Printable(line)+": requests to models are sent without one, so that they can be read"
+			d.Code, d.Message = CodeUnreadableBody, "the body is in encoding "+egress.QuotePrefix(line)+": requests to models are sent without one, so that they can be read"
 			s.deny(w, c.sb, http.StatusForbidden, d)
 			return bufferedBody{}, false
 		}

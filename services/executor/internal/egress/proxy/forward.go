@@ -164,7 +164,7 @@ func (s *Server) serveTunnel(w http.ResponseWriter, r *http.Request, sb *registr
 		s.deny(w, sb, denialStatus(denial), *denial)
 		return
 	}
-	if !access.All() {
+	if !access.AllowsAll() {
 		s.serveInspected(w, r, sb, t)
 		return
 	}

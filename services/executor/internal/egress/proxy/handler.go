@@ -100,7 +100,7 @@ func (s *Server) checkAllowed(sb *registry.Sandbox, method, authority string, as
 		}
 	}
 	access := sb.AllowedAccess(t)
-	if !access.Named() {
+	if !access.AllowsAny() {
 		d.Code, d.Message = CodeNotAllowed, notAllowedMessage(t)
 		return t, access, d
 	}

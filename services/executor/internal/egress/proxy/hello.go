@@ -30,7 +30,7 @@ func checkServerName(hello *tls.ClientHelloInfo, host egress.Host) error {
 		return nil
 	}
 	if h, err := egress.ParseHost(hello.ServerName); err != nil || h != host {
-		return fmt.Errorf("%w: %s", errOtherServerName, egress.Printable(hello.ServerName))
+		return fmt.Errorf("%w: %s", errOtherServerName, egress.QuotePrefix(hello.ServerName))
 	}
 	return nil
 }

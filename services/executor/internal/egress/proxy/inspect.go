@@ -184,9 +184,9 @@ func checkTunnelTarget(tunnel *inspectedTunnel, r *http.Request) *events.EgressD
 	}
 	switch named, err := egress.ParseTarget(r.Host, assume); {
 	case err != nil || named != tunnel.target:
-		d.Message = "the request is for " + egress.Printable(r.Host) + ", and the tunnel was opened to " + tunnel.target.String()
+		d.Message = "the request is for " + egress.QuotePrefix(r.Host) + ", and the tunnel was opened to " + tunnel.target.String()
 	case !strings.HasPrefix(r.RequestURI, "/"):
-		d.Message = "in a tunnel a request names a path, not " + egress.Printable(r.RequestURI)
+		d.Message = "in a tunnel a request names a path, not " + egress.QuotePrefix(r.RequestURI)
 	default:
 		return nil
 	}
@@ -203,13 +203,13 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 	d := newDenial(t, r.Method)
 	d.Code = CodeMethodNotAllowed
 	switch {
-	case !a.Named():
+	case !a.AllowsAny():
 		d.Code, d.Message = CodeNotAllowed, notAllowedMessage(t)
 		return d
 	case r.Method == http.MethodTrace:
 		d.Message = "TRACE is not forwarded"
 		return d
-	case a.All():
+	case a.AllowsAll():
 		return nil
 	case !a.Allows(r.Method):
 		d.Message = methodDeniedMessage(r.Method, t, a)
@@ -236,7 +236,7 @@ func checkMethod(t egress.Target, a egress.Access, r *http.Request) *events.Egre
 
 // methodDeniedMessage returns the message of a denial of a method.
 func methodDeniedMessage(method string, t egress.Target, a egress.Access) string {
-	return egress.Printable(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
+	return egress.QuotePrefix(method) + " is not among the methods that the session's allowlist names for " + t.String() + ": " + strings.Join(a.Methods(), ", ")
 }
 
 // bufferedConn is a connection whose first bytes were already read into a buffer. Read returns these bytes first.

@@ -150,7 +150,7 @@ func (s *Server) acceptConns(l Listener) {
 	}
 	pending := newPendingConns(perAddress)
 	defer pending.close()
-	pauses := retry.Doubling(5*time.Millisecond, time.Second)
+	pauses := retry.NewDoubling(5*time.Millisecond, time.Second)
 	for {
 		c, err := l.Accept()
 		if errors.Is(err, net.ErrClosed) {
@@ -268,7 +268,7 @@ func (s *Server) readIdentity(c net.Conn) (sandboxIdentity, *failure) {
 	if !ok {
 		return sandboxIdentity{}, bad
 	}
-	token, hostsOnly := strings.CutSuffix(token, runner.EgressHosts)
+	token, hostsOnly := strings.CutSuffix(token, runner.EgressHostsOnly)
 	sb, ok := s.cfg.Registry.ByToken(token)
 	if !ok {
 		return sandboxIdentity{}, &failure{http.StatusProxyAuthRequired, CodeBadToken, "the token belongs to no registered sandbox"}

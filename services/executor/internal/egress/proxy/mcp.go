@@ -20,7 +20,7 @@ import (
 )
 
 // mcpPath is the prefix of the paths under which sandboxes reach MCP servers.
-const mcpPath = runner.EgressMCP
+const mcpPath = runner.EgressMCPPath
 
 // mcpMethods are the HTTP methods of MCP's streamable HTTP transport.
 var mcpMethods = []string{http.MethodGet, http.MethodPost, http.MethodDelete, http.MethodHead, http.MethodOptions}
@@ -48,7 +48,7 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.S
 	switch {
 	case server == nil:
 		status = http.StatusNotFound
-		d.Code, d.Message = CodeUnknownServer, "this sandbox has no MCP server "+egress.Printable(name)+"; after a restart of the proxy servers are missing for a moment"
+		d.Code, d.Message = CodeUnknownServer, "this sandbox has no MCP server "+egress.QuotePrefix(name)+"; after a restart of the proxy servers are missing for a moment"
 	case !slices.Contains(mcpMethods, r.Method):
 		d.Code, d.Message = CodeMethodNotAllowed, r.Method+" is not a method of MCP"
 	case r.Header.Get("Upgrade") != "":

@@ -212,7 +212,7 @@ func parseMCPServers(g api.Registration) (map[string]*MCPServer, error) {
 		}
 		for name, value := range u.Headers {
 			if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-				return nil, api.InvalidFieldError(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.Printable(name))
+				return nil, api.InvalidFieldError(field+".headers", "%s.headers: %s is not a valid header name, or its value is not valid", field, egress.QuotePrefix(name))
 			}
 			s.Header.Set(name, value)
 		}
@@ -315,7 +315,7 @@ func (r *Registry) Get(id string) (*Sandbox, error) {
 	if sb := r.byID[id]; sb != nil {
 		return sb, nil
 	}
-	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.Printable(id) + " is registered here"}
+	return nil, &api.Error{Code: api.CodeNotFound, Detail: "no sandbox " + egress.QuotePrefix(id) + " is registered here"}
 }
 
 // Count returns the number of registered sandboxes that were not released.

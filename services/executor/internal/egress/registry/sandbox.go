@@ -145,7 +145,7 @@ func (s *Sandbox) AllowsProvider(feature string) bool {
 func (s *Sandbox) AddTunnel(c net.Conn, t egress.Target) (remove func(), ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.allow.Access(t).All() {
+	if !s.allow.Access(t).AllowsAll() {
 		return nil, false
 	}
 	s.tunnels[c] = t
@@ -161,7 +161,7 @@ func (s *Sandbox) closeTunnels() {
 	s.mu.Lock()
 	var list []net.Conn
 	for c, t := range s.tunnels {
-		if !s.allow.Access(t).All() {
+		if !s.allow.Access(t).AllowsAll() {
 			list = append(list, c)
 		}
 	}
