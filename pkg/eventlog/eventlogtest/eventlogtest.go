@@ -24,9 +24,9 @@ const Tenant = "default"
 // stepTimeout is the time limit for every step that must succeed.
 const stepTimeout = 30 * time.Second
 
-// RunSuite runs the tests that every implementation of eventlog.Log must pass. open returns a log that no other test
+// Exercise runs the tests that every implementation of eventlog.Log must pass. open returns a log that no other test
 // writes to. A log with several shards exercises more cases.
-func RunSuite(t *testing.T, open func(t *testing.T) eventlog.Log) {
+func Exercise(t *testing.T, open func(t *testing.T) eventlog.Log) {
 	t.Helper()
 	for name, test := range map[string]func(*testing.T, eventlog.Log){
 		"append and load":              testAppendAndLoad,

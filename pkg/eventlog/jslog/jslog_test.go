@@ -56,7 +56,7 @@ func TestLog_PassesTheConformanceSuiteInBatches(t *testing.T) {
 	for name, shards := range map[string]int{"one shard": 1, "four shards": 4} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eventlogtest.RunSuite(t, func(t *testing.T) eventlog.Log {
+			eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log {
 				l := open(t, natstest.Conn(t, natstest.Run(t)), shards)
 				jslog.ForceBatches(l)
 				return l
@@ -70,7 +70,7 @@ func TestLog_PassesTheConformanceSuite(t *testing.T) {
 	for _, layout := range []topology.Layout{{Shards: 1}, {Shards: 4}, {Shards: 4, Partitions: 8}} {
 		t.Run(layout.String(), func(t *testing.T) {
 			t.Parallel()
-			eventlogtest.RunSuite(t, func(t *testing.T) eventlog.Log {
+			eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log {
 				return openLayout(t, natstest.Conn(t, natstest.Run(t)), layout)
 			})
 		})

@@ -102,7 +102,7 @@ func (i *installation) publishForeign(t *testing.T, subject string, header nats.
 
 func TestLog_PassesTheConformanceSuiteSigned(t *testing.T) {
 	t.Parallel()
-	eventlogtest.RunSuite(t, func(t *testing.T) eventlog.Log { return newInstallation(t).asRole(t, "session") })
+	eventlogtest.Exercise(t, func(t *testing.T) eventlog.Log { return newInstallation(t).asRole(t, "session") })
 }
 
 // TestSigned_ForeignMessagesAreLeftOut publishes every kind of message that a stolen connection could publish to a

@@ -37,9 +37,9 @@ const waitTimeout = 30 * time.Second
 // secretVariable is the name of an environment variable of the test process that sandboxes must not see.
 const secretVariable = "SPOOL_SANDBOXTEST_SECRET"
 
-// TestProvider runs the conformance suite of sandbox providers. It sets a variable of the process, so the calling test
+// Exercise runs the conformance suite of sandbox providers. It sets a variable of the process, so the calling test
 // must not be parallel.
-func TestProvider(t *testing.T, s TestedProvider) {
+func Exercise(t *testing.T, s TestedProvider) {
 	t.Setenv(secretVariable, "must-not-be-seen")
 	for _, c := range []struct {
 		name string

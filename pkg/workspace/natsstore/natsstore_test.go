@@ -64,7 +64,7 @@ func TestStore_PassesTheSuite(t *testing.T) {
 		t.Run(user, func(t *testing.T) {
 			t.Parallel()
 			s := store(t, user)
-			workspacetest.TestStore(t, func(*testing.T) workspace.Store { return s })
+			workspacetest.Exercise(t, func(*testing.T) workspace.Store { return s })
 		})
 	}
 }

@@ -108,9 +108,9 @@ func (m *MemoryStore) GetCount() int {
 	return m.gets
 }
 
-// TestStore runs the conformance suite of implementations of workspace.Store. Its subtests use different object names,
+// Exercise runs the conformance suite of implementations of workspace.Store. Its subtests use different object names,
 // so open may return the same store for each.
-func TestStore(t *testing.T, open func(t *testing.T) workspace.Store) {
+func Exercise(t *testing.T, open func(t *testing.T) workspace.Store) {
 	t.Run("Get returns what Put stored, for any size", func(t *testing.T) {
 		t.Parallel()
 		s, ctx := open(t), t.Context()

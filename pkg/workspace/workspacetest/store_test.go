@@ -9,5 +9,5 @@ import (
 
 func TestMemory_PassesTheSuite(t *testing.T) {
 	t.Parallel()
-	workspacetest.TestStore(t, func(*testing.T) workspace.Store { return &workspacetest.MemoryStore{} })
+	workspacetest.Exercise(t, func(*testing.T) workspace.Store { return &workspacetest.MemoryStore{} })
 }

@@ -35,7 +35,7 @@ func TestConformance(t *testing.T) {
 	for _, kind := range []string{"resumes", "loads"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			agenttest.RunSuite(t, subject(t, kind), agenttest.Capabilities{
+			agenttest.Exercise(t, subject(t, kind), agenttest.Capabilities{
 				Conversation: &agenttest.Conversation{},
 				Resume:       &agenttest.ResumeCheck{UnknownSession: "never-was"},
 			})

@@ -1,6 +1,6 @@
 // Package agenttest is the suite that the adapter of every agent passes.
 //
-// RunSuite runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
+// Exercise runs the part of the suite that Capabilities describe: it replays recorded output of the agent's CLI and
 // compares the journal with golden files, it runs the CLI itself under the real supervisor against a scripted model,
 // and it runs the CLI alone, as the benchmark "turn" does. A test of something that one agent alone has uses the parts directly: Harness, ReplayLines, Journal.
 package agenttest
@@ -48,8 +48,8 @@ type Capabilities struct {
 	Bare func() bareagent.Agent
 }
 
-// RunSuite runs the conformance suite of adapters for the agent s, as far as its capabilities c apply.
-func RunSuite(t *testing.T, s AgentUnderTest, c Capabilities) {
+// Exercise runs the conformance suite of adapters for the agent s, as far as its capabilities c apply.
+func Exercise(t *testing.T, s AgentUnderTest, c Capabilities) {
 	t.Helper()
 	if c.Goldens != nil {
 		t.Run("goldens", func(t *testing.T) { checkGoldens(t, s, *c.Goldens) })

@@ -15,7 +15,7 @@ import (
 func TestConformance(t *testing.T) {
 	t.Parallel()
 	const key = "sk-a-key-that-nobody-may-write-down"
-	agenttest.RunSuite(t, agenttest.AgentUnderTest{
+	agenttest.Exercise(t, agenttest.AgentUnderTest{
 		Architecture: builtin.Architecture,
 		Adapter:      builtin.Adapter{},
 		Env: func(url string) map[string]string {

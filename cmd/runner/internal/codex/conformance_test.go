@@ -57,7 +57,7 @@ func TestConformance(t *testing.T) {
 			}
 		}}},
 	}
-	agenttest.RunSuite(t, subject, agenttest.Capabilities{
+	agenttest.Exercise(t, subject, agenttest.Capabilities{
 		Goldens: &goldens,
 		Conversation: &agenttest.Conversation{
 			Usage: true,
@@ -134,7 +134,7 @@ func TestConformance(t *testing.T) {
 // TestConformance_CodeMode is the conversation with the CLI's own default model.
 func TestConformance_CodeMode(t *testing.T) {
 	t.Parallel()
-	agenttest.RunSuite(t, codeMode(), agenttest.Capabilities{Conversation: &agenttest.Conversation{
+	agenttest.Exercise(t, codeMode(), agenttest.Capabilities{Conversation: &agenttest.Conversation{
 		Usage: true,
 		Edit: []agenttest.ExpectedDecision{
 			{Tool: "shell", Decision: "allow", Rule: "sandboxed-shell"}, {Tool: "apply_patch", Decision: "allow", Rule: "workspace-path"},

@@ -39,7 +39,7 @@ var confinement = agenttest.ConfinementCheck{
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	agenttest.RunSuite(t, subject, agenttest.Capabilities{
+	agenttest.Exercise(t, subject, agenttest.Capabilities{
 		Goldens: &goldens,
 		Conversation: &agenttest.Conversation{
 			Usage: true,

@@ -233,7 +233,7 @@ func sh(t testing.TB, b sandbox.Sandbox, line string) (stdout, stderr string, co
 
 func TestProvider(t *testing.T) {
 	cfg := needEngine(t)
-	sandboxtest.TestProvider(t, sandboxtest.TestedProvider{
+	sandboxtest.Exercise(t, sandboxtest.TestedProvider{
 		New:        func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
 		Engine:     engine,
 		KillRunner: func(t testing.TB, id string) { killRunner(t, provide(t, cfg), id) },

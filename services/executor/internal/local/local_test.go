@@ -83,7 +83,7 @@ func newProvider(t testing.TB, cfg Config) *Provider {
 func TestProvider(t *testing.T) {
 	var mu sync.Mutex
 	configs := map[string]Config{} // one engine for each test of the suite
-	sandboxtest.TestProvider(t, sandboxtest.TestedProvider{
+	sandboxtest.Exercise(t, sandboxtest.TestedProvider{
 		New: func(t testing.TB) sandbox.Provider {
 			mu.Lock()
 			defer mu.Unlock()

@@ -29,7 +29,7 @@ import (
 func TestProvider(t *testing.T) {
 	s := sharedServer(t)
 	cfg := s.config(t)
-	sandboxtest.TestProvider(t, sandboxtest.TestedProvider{
+	sandboxtest.Exercise(t, sandboxtest.TestedProvider{
 		Engine:         cfg.Engine,
 		New:            func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
 		KillRunner:     func(t testing.TB, id string) { s.endSandbox(t, id, "preempted") },

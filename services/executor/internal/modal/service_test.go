@@ -26,7 +26,7 @@ func TestModalItself(t *testing.T) {
 		App: name, Engine: name, Runner: bin["runner"], Timeout: minTimeout, Limits: sandbox.Limits{MemoryBytes: 512 << 20, CPUs: 0.5, DiskBytes: 1 << 30},
 	}
 	killer := provide(t, cfg)
-	sandboxtest.TestProvider(t, sandboxtest.TestedProvider{
+	sandboxtest.Exercise(t, sandboxtest.TestedProvider{
 		Engine: name,
 		New:    func(t testing.TB) sandbox.Provider { return provide(t, cfg) },
 		KillRunner: func(t testing.TB, id string) {

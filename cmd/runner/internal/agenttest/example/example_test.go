@@ -73,7 +73,7 @@ func (s *session) Interrupt() error { return s.in.Send(map[string]bool{"stop": t
 
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	agenttest.RunSuite(t, agenttest.AgentUnderTest{
+	agenttest.Exercise(t, agenttest.AgentUnderTest{
 		Architecture: "exampleagent",
 		Adapter:      Adapter{},
 		Program:      "exampleagent",
