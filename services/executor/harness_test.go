@@ -609,7 +609,7 @@ func (s *talk) check() {
 	}
 }
 
-// jobReceiver returns the number of jobs that are left.
+// jobs returns the number of jobs that are left.
 func (b *bench) jobs() uint64 {
 	b.t.Helper()
 	stream, err := b.js.Stream(b.ctx, topology.StreamJobs)

@@ -39,7 +39,7 @@ func newPolicyStage(t *testing.T, l agent.Launch) *stage {
 	return st
 }
 
-// controlRequest returns a line with a control request.
+// controlLine returns a line with a control request.
 func controlLine(id, request string) string {
 	return fmt.Sprintf(`{"type":"control_request","request_id":%q,"request":%s}`, id, request)
 }

@@ -172,7 +172,7 @@ func (f *fakeServer) stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// countFiles returns the number of requests.
+// count returns the number of requests.
 func (f *fakeServer) count(what string) (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -197,7 +197,7 @@ func newSpec(t testing.TB) sandbox.Spec {
 	}}
 }
 
-// createContainer creates a sandbox that ends with the test.
+// create creates a sandbox that ends with the test.
 func create(t testing.TB, p *Provider, spec sandbox.Spec) *box {
 	t.Helper()
 	t.Cleanup(func() {

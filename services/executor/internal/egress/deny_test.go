@@ -297,7 +297,7 @@ func TestUpgrade_IsForwarded(t *testing.T) {
 	}
 }
 
-// listenForSandboxes serves connections on a TCP port of this machine, and returns its address.
+// listen serves connections on a TCP port of this machine, and returns its address.
 func listen(t *testing.T, h func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

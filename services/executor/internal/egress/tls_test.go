@@ -64,7 +64,7 @@ func (i *issuer) pem() string {
 	return string(text)
 }
 
-// listenForSandboxes sets a TLS listener with the certificate.
+// listen sets a TLS listener with the certificate.
 func (i *issuer) listen(c *egress.Config) {
 	c.ListenTLS = porttest.FreeAddrs(i.t, 1)[0]
 	c.TLSCert, c.TLSKey = filepath.Join(i.dir, certificate.CertificateFile), filepath.Join(i.dir, certificate.KeyFile)

@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 )
 
-// attachSandbox is a sandbox with the given files.
+// box is a sandbox with the given files.
 type box struct {
 	sandbox.Sandbox
 	get  func() (io.ReadCloser, error)

@@ -39,7 +39,7 @@ func (j *journal) end(conversation, id, output string, failed bool) {
 	}})
 }
 
-// toolCall adds a call with its result. A call is written as "tool arguments = result"; the parts after the tool may be absent.
+// call adds a call with its result. A call is written as "tool arguments = result"; the parts after the tool may be absent.
 func (j *journal) call(conversation, what string) {
 	call, result, _ := strings.Cut(what, " = ")
 	tool, input, _ := strings.Cut(call, " ")

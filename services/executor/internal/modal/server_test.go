@@ -286,7 +286,7 @@ func newSpec(t testing.TB, cfg Config) sandbox.Spec {
 	}}
 }
 
-// requestSandbox creates a sandbox that ends with the test.
+// create creates a sandbox that ends with the test.
 func create(t testing.TB, p *Provider, spec sandbox.Spec) sandbox.Sandbox {
 	t.Helper()
 	t.Cleanup(func() {
