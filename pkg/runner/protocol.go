@@ -5,6 +5,7 @@
 package runner
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -101,7 +102,6 @@ type Query struct {
 	SystemPrompt string            `json:"systemPrompt,omitempty"`
 	Content      string            `json:"content,omitempty"`
 	Parts        []events.Part     `json:"parts,omitempty"`
-	Policy       string            `json:"policy"`           // see Policies
 	Env          map[string]string `json:"env,omitempty"`    // for the agent's process only; never journaled
 	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the previous turn, used if the agent's process has ended
 	Fork         *Fork             `json:"fork,omitempty"`   // with Resume: continue with a copy of that session
@@ -208,9 +208,9 @@ const (
 // credentials.
 const EgressMCPPath = "/mcp/"
 
-// PolicyWorkspace is the permission policy that allows everything that stays inside the workspace, and denies
-// everything else with a reason that the agent receives.
-const PolicyWorkspace = "workspace"
+// PolicyName returns the name of the permission policy that decides about the query's calls: the preset of its
+// permissions, or the preset of an agent without permissions.
+func (q *Query) PolicyName() string { return cmp.Or(q.Permissions.Preset, events.PresetWorkspace) }
 
 // Message is a line that the runner sends to a follower. Exactly one field is set.
 type Message struct {
@@ -280,7 +280,7 @@ type TurnStart struct {
 	Attempt uint32 `json:"attempt"`
 	Warm    bool   `json:"warm"` // the agent's process was already running
 	PID     int    `json:"pid"`
-	Policy  string `json:"policy"`
+	Policy  string `json:"policy"` // see Query.PolicyName
 }
 
 // Outcome is the way in which a turn of the agent ended.

@@ -528,7 +528,7 @@ func (t *fakeTurn) Start() {
 	warm := t.r.warm
 	t.r.warm = true
 	t.r.mu.Unlock()
-	t.Say(runner.AgentStarted, runner.TurnStart{Attempt: t.Query.Attempt, Warm: warm, PID: 42, Policy: t.Query.Policy})
+	t.Say(runner.AgentStarted, runner.TurnStart{Attempt: t.Query.Attempt, Warm: warm, PID: 42, Policy: t.Query.PolicyName()})
 }
 
 // Text opens a block, streams it and completes it.

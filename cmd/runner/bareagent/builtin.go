@@ -36,7 +36,7 @@ func startWarmBuiltIn(path, dir, url string) (Conversation, error) {
 		query: func(text string) any {
 			n++
 			return jsonObject{"op": "query", "query": runner.Query{
-				SessionID: "bare", ExecutionID: fmt.Sprint("bare-", n), Attempt: 1, Architecture: architecture.Spool, Content: text, Policy: runner.PolicyWorkspace,
+				SessionID: "bare", ExecutionID: fmt.Sprint("bare-", n), Attempt: 1, Architecture: architecture.Spool, Content: text,
 			}}
 		},
 		read: func(line []byte) lineResult {

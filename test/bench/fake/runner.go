@@ -126,7 +126,7 @@ func (r *fakeRunner) execute(c runner.Command) *runner.Reply {
 // startTurn starts the turn of a query. The caller must hold r.mu.
 func (r *fakeRunner) startTurn(q *runner.Query) {
 	ctx, stop := context.WithCancel(r.ctx)
-	started := runner.TurnStart{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.Policy}
+	started := runner.TurnStart{Attempt: q.Attempt, Warm: r.warm, PID: 1, Policy: q.PolicyName()}
 	r.query, r.stop, r.warm = q, stop, true
 	r.all.Go(func() {
 		defer stop()

@@ -69,7 +69,6 @@ type Launch struct {
 	ModelSet     bool              // the environment or the command name the model
 	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
 	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
-	Policy       string            // runner.PolicyWorkspace
 	Env          map[string]string // from the query, only for the process: must never be journaled
 	Resume       string            // the agent's own session id to resume; "" for a new session
 	Fork         *runner.Fork      // from the query, with Resume: continue with a copy of that session

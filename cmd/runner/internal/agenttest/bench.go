@@ -69,7 +69,7 @@ func newHarnessWithPath(t testing.TB, s AgentUnderTest, path string, script *ser
 	b := &Harness{
 		t: t, Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()},
 		Query: runner.Query{
-			SessionID: "ses_1", Attempt: 1, Architecture: s.Architecture, Command: s.Command, Model: s.Model, Policy: runner.PolicyWorkspace,
+			SessionID: "ses_1", Attempt: 1, Architecture: s.Architecture, Command: s.Command, Model: s.Model,
 		},
 	}
 	url := ""

@@ -140,7 +140,7 @@ func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
 		var journal Journal
 		permissions := firstQuery(steps).Permissions
 		session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
-		q := runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Policy: runner.PolicyWorkspace, Permissions: permissions}
+		q := runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Permissions: permissions}
 		turn := newQueryTurn(t, &journal, q)
 		if err := session.BeginTurn(q, turn); err != nil {
 			t.Fatal(err)

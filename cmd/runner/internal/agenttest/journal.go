@@ -104,7 +104,7 @@ func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, 
 	var journal Journal
 	s := a.OpenSession(l, &stdin)
 	turn := newQueryTurn(t, &journal, q)
-	turn.Start(runner.TurnStart{Attempt: q.Attempt, PID: 1, Policy: q.Policy})
+	turn.Start(runner.TurnStart{Attempt: q.Attempt, PID: 1, Policy: q.PolicyName()})
 	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatalf("begin: %v", err)
 	}

@@ -183,7 +183,7 @@ func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scena
 func (r *recorder) recordTurn(i int, permissions events.Permissions, ask ScenarioQuery) {
 	t := r.t
 	q := runner.Query{
-		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Policy: runner.PolicyWorkspace, Permissions: permissions,
+		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Permissions: permissions,
 	}
 	var journal Journal
 	turn := newQueryTurn(t, &journal, q)

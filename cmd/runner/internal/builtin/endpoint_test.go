@@ -240,7 +240,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Journal
 	before := len(s.journal.Lines())
 	q := s.query
 	q.SessionID, q.ExecutionID, q.Attempt = "ses_1", fmt.Sprintf("exe_%d", s.turns), 1
-	q.Architecture, q.Content, q.Policy = builtin.Architecture, content, runner.PolicyWorkspace
+	q.Architecture, q.Content = builtin.Architecture, content
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
 	if err != nil {
 		s.t.Fatal(err)
@@ -248,7 +248,7 @@ func (s *spool) turn(content string, watch func(report string)) []runner.Journal
 	t := agent.NewTurn(s.t.Context(), agent.TurnConfig{
 		Journal: &s.journal, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: agenttest.FixedTime, Policy: policy,
 	})
-	t.Start(runner.TurnStart{Attempt: 1, PID: 1, Policy: q.Policy})
+	t.Start(runner.TurnStart{Attempt: 1, PID: 1, Policy: q.PolicyName()})
 	if err := s.session.BeginTurn(q, t); err != nil {
 		s.t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ func (c *executeQueryCommand) Run(ctx context.Context, sys *System, log *slog.Lo
 	}
 	q := runner.Query{
 		SessionID: c.SessionID, ExecutionID: execution, Attempt: 1, Architecture: c.Architecture, Model: c.Model,
-		Content: c.Message, Policy: runner.PolicyWorkspace, Resume: c.Resume,
+		Content: c.Message, Resume: c.Resume,
 	}
 	var ended runner.TurnEnd
 	err = w.runWithReaping(ctx, func(whole context.Context) error {

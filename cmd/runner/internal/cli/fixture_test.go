@@ -261,7 +261,7 @@ func (c *client) reply() runner.Reply {
 
 func (c *client) start(execution, script string, change ...func(*runner.Query)) runner.Reply {
 	c.t.Helper()
-	q := runner.Query{SessionID: "ses_1", ExecutionID: execution, Attempt: 1, Architecture: "script", Content: script, Policy: runner.PolicyWorkspace}
+	q := runner.Query{SessionID: "ses_1", ExecutionID: execution, Attempt: 1, Architecture: "script", Content: script}
 	for _, f := range change {
 		f(&q)
 	}

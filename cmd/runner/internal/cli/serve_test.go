@@ -64,7 +64,6 @@ func TestStart_RefusesInvalidQueries(t *testing.T) {
 	}{
 		"architecture": {func(q *runner.Query) { q.Architecture = "cobol" }, "UNKNOWN_ARCHITECTURE", "cobol"},
 		"missing CLI":  {func(q *runner.Query) { q.Model = "missing" }, "AGENT_NOT_FOUND", "install it"},
-		"policy":       {func(q *runner.Query) { q.Policy = "anything" }, "INVALID_COMMAND", "policy"},
 		"fork":         {func(q *runner.Query) { q.Fork = &runner.Fork{Anchor: "a"} }, "INVALID_COMMAND", "query.fork"},
 		"content":      {func(q *runner.Query) { q.Content = "" }, "INVALID_COMMAND", "content"},
 		"execution":    {func(q *runner.Query) { q.ExecutionID = "" }, "INVALID_COMMAND", "executionId"},

@@ -11,7 +11,7 @@ import (
 // warm requests a process without a turn.
 func (c *client) warm(change ...func(*runner.Query)) runner.Reply {
 	c.t.Helper()
-	q := runner.Query{Architecture: "script", Policy: runner.PolicyWorkspace}
+	q := runner.Query{Architecture: "script"}
 	for _, f := range change {
 		f(&q)
 	}
@@ -147,7 +147,6 @@ func TestWarmUp_IsRefused(t *testing.T) {
 		"architecture": {func(q *runner.Query) { q.Architecture = "cobol" }, "UNKNOWN_ARCHITECTURE"},
 		"missing":      {func(q *runner.Query) { q.Model = "missing" }, "AGENT_NOT_FOUND"},
 		"gone":         {func(q *runner.Query) { q.Model = "gone" }, "AGENT_NOT_FOUND"},
-		"policy":       {func(q *runner.Query) { q.Policy = "anything" }, "INVALID_COMMAND"},
 	} {
 		if r := c.warm(tc.change); r.Error == nil || r.Error.Code != tc.code {
 			t.Errorf("%s: %+v", name, r.Error)

@@ -3,7 +3,6 @@
 package supervisor
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -191,14 +190,6 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Comma
 	if q.Fork != nil && q.Resume == "" {
 		return nil, invalidQueryError("query.fork: query.resume is empty")
 	}
-	switch q.Policy {
-	case "":
-		q.Policy = runner.PolicyWorkspace
-	case runner.PolicyWorkspace:
-	default:
-		return nil, invalidQueryError(fmt.Sprintf("query.policy: %q is not known, want %q", q.Policy, runner.PolicyWorkspace))
-	}
-	q.Policy = cmp.Or(q.Permissions.Preset, q.Policy) // execution_started names it
 	if name, ok := architecture.Canonical(q.Architecture); ok {
 		q.Architecture = name
 	}
@@ -216,7 +207,7 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Comma
 	}
 	launch := agent.Launch{
 		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
-		Policy: q.Policy, Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
+		Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}

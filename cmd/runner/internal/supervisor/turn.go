@@ -179,7 +179,7 @@ func (s *Supervisor) runOnProcess(r *acceptedQuery) *agent.Turn {
 	}
 	s.setRedaction(redact.New(r.query.Redact...))
 	t := s.newTurn(r)
-	begun := runner.TurnStart{Attempt: r.query.Attempt, Policy: r.query.Policy}
+	begun := runner.TurnStart{Attempt: r.query.Attempt, Policy: r.query.PolicyName()}
 	if r.killed.Err() != nil {
 		s.journalStart(r, t, begun)
 		s.endKilledTurn(r, t, "ended before the agent was started")
@@ -276,7 +276,7 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 		s.cfg.Log.Warn("the warm agent does not take a query", "pid", w.proc.PID(), "after", s.cfg.MuteKill)
 		return first, warmResultHangs
 	}
-	s.journalStart(r, t, runner.TurnStart{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.Policy})
+	s.journalStart(r, t, runner.TurnStart{Attempt: r.query.Attempt, Warm: true, PID: w.proc.PID(), Policy: r.query.PolicyName()})
 	return first, warmResultTaken
 }
 

@@ -361,7 +361,7 @@ func TestDiskLimit(t *testing.T) {
 		t.Helper()
 		if err := in.Encode(runner.Command{ID: id, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
 			SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Command: []string{"sh", "-c", script},
-			Policy: runner.PolicyWorkspace, Content: "fill the disk",
+			Content: "fill the disk",
 		}}); err != nil {
 			t.Fatal(err)
 		}

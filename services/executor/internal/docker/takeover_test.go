@@ -80,7 +80,7 @@ func TestTakeover_OfTheRunnerByItsAgent(t *testing.T) {
 	proc, stream := attached(t, b)
 	execution := newID(t, events.KindExecution)
 	if err := json.NewEncoder(stream).Encode(runner.Command{ID: 1, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
-		SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Policy: runner.PolicyWorkspace, Content: "take over",
+		SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Content: "take over",
 		Command: []string{"python3", "/workspace/hostile.py"},
 	}}); err != nil {
 		t.Fatal(err)

@@ -163,7 +163,7 @@ func TestTrust(t *testing.T) {
 		proc, stream := attached(t, b)
 		execution := newID(t, events.KindExecution)
 		err := json.NewEncoder(stream).Encode(runner.Command{ID: 1, Op: runner.OpStart, Epoch: 1, Query: &runner.Query{
-			SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Policy: runner.PolicyWorkspace, Content: "try",
+			SessionID: spec.Labels.Session, ExecutionID: execution, Attempt: 1, Architecture: "acp", Content: "try",
 			Command: []string{"sh", "-c", "{" + programs + "} >report 2>&1"}, Authority: authority,
 			Env: map[string]string{"HTTPS_PROXY": runner.EgressURL, "https_proxy": runner.EgressURL},
 		}})

@@ -157,7 +157,7 @@ func (t *turn) newQuery() *runner.Query {
 		SessionID: t.Session.ID, ExecutionID: t.ID, Attempt: t.attempt,
 		Architecture: t.Session.Life.Architecture, Model: launch.Model, ModelSet: launch.Set,
 		Content: content, Parts: parts,
-		Policy: runner.PolicyWorkspace, ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
+		ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = provision.ConversationToContinue(t.Session)
 	t.resolved.AddToQuery(q, t.w.deps.Egress != nil, t.sockets)

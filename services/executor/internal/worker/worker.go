@@ -200,7 +200,7 @@ func New(cfg Config, d Deps) *Worker {
 // warmQuery returns the query with which the runner of a sandbox in the warm pool starts its agent process.
 func (w *Worker) warmQuery(architecture string) *runner.Query {
 	launch := w.cfg.Agent(architecture, events.Options{})
-	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env, Policy: runner.PolicyWorkspace}
+	return &runner.Query{Architecture: architecture, Model: launch.Model, Env: launch.Env}
 }
 
 // Handle does the work that is due for the session that a job names. It is a handler of package bus: an error makes the bus deliver the job
