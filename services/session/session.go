@@ -127,7 +127,7 @@ type Deps struct {
 	Clock  *bus.Clock       // of the streams; nil for one over this host's clock
 	// Metrics registers the metrics of the service; nil if they are not collected.
 	Metrics prometheus.Registerer
-	Copy    string // the name of this replica in the actors of its commits; "" means eventlog.ProcessName
+	Copy    string // the name of this replica in the actors of its commits; "" means eventlog.HostAndProcessID
 }
 
 // Service is one replica of the session service.
@@ -155,7 +155,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		return nil, errors.New("session service: NATS, Log and Logger are required")
 	}
 	if deps.Copy == "" {
-		if deps.Copy, err = eventlog.ProcessName(); err != nil {
+		if deps.Copy, err = eventlog.HostAndProcessID(); err != nil {
 			return nil, fmt.Errorf("session service: %w", err)
 		}
 	}

@@ -95,7 +95,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		deps.Now = clock.Now
 	}
 	s := &Service{cfg: cfg, deps: deps, js: js, clock: clock}
-	own, err := eventlog.ProcessName()
+	own, err := eventlog.HostAndProcessID()
 	if err != nil {
 		return nil, fmt.Errorf("skills service: %w", err)
 	}

@@ -85,7 +85,7 @@ type QueryRef struct {
 	RecoveredFrom string `json:"recoveredFrom,omitempty"` // the failed execution that it recovers
 }
 
-// ControlKind is the way in which a turn is stopped.
+// ControlKind is the way in which a user stops a turn: with or without its sandbox, as cancelled or as interrupted.
 type ControlKind string
 
 // The controls, weakest first.

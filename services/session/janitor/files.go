@@ -33,7 +33,10 @@ func (p *pass) removeUnneededUploads(ctx context.Context, k sessionKey, list []b
 	for _, o := range list {
 		upload := strings.HasPrefix(o.lastNamePart(), "u-") || strings.HasPrefix(o.lastNamePart(), "f-")
 		found, needed := p.fileNeeded[o.seq]
-		if upload && o.At.Before(p.removalCutoff()) && (!needed || found != manifest) {
+		switch {
+		case needed && found == manifest:
+			p.stillNeeded[o.seq] = manifest
+		case upload && o.At.Before(p.removalCutoff()):
 			files = append(files, o)
 		}
 	}
@@ -110,7 +113,7 @@ func (p *pass) findUnneededFiles(files []bucketObject, changes []fileChange, hel
 		case n <= held:
 			applied = append(applied, o)
 		default:
-			p.fileNeeded[o.seq] = manifest
+			p.stillNeeded[o.seq] = manifest
 		}
 	}
 	return refused, applied

@@ -159,25 +159,28 @@ func (j *Janitor) RunPass(ctx context.Context, dry bool) (_ PassReport, err erro
 	if err != nil {
 		return PassReport{}, err
 	}
-	err = p.runSteps(ctx)
+	if err = p.runSteps(ctx); err == nil {
+		j.fileNeeded = p.stillNeeded // without files that were removed meanwhile
+	}
 	return p.report, err
 }
 
 // pass holds the state of one pass of a Janitor over the log and the object buckets.
 type pass struct {
-	cfg        Config
-	log        eventlog.Log
-	sessions   eventlog.Sessions
-	logger     *slog.Logger
-	now        func() time.Time
-	js         jetstream.JetStream
-	conn       *pgx.Conn
-	counts     *metrics
-	fileNeeded map[uint64]uint64                      // of the Janitor
-	trimmed    map[sessionKey]events.WorkspaceTrimmed // of the Janitor
-	dry        bool
-	report     PassReport
-	removed    int // sessions
+	cfg         Config
+	log         eventlog.Log
+	sessions    eventlog.Sessions
+	logger      *slog.Logger
+	now         func() time.Time
+	js          jetstream.JetStream
+	conn        *pgx.Conn
+	counts      *metrics
+	fileNeeded  map[uint64]uint64                      // of the Janitor, as the previous pass left it
+	stillNeeded map[uint64]uint64                      // fileNeeded for the next pass
+	trimmed     map[sessionKey]events.WorkspaceTrimmed // of the Janitor
+	dry         bool
+	report      PassReport
+	removed     int // sessions
 
 	streams              []eraser // of the log, by shard
 	secrets, idempotency eraser
@@ -193,7 +196,7 @@ type pass struct {
 func (j *Janitor) openPass(ctx context.Context, conn *pgx.Conn, dry bool) (*pass, error) {
 	p := &pass{
 		cfg: j.cfg, log: j.deps.Log, sessions: eventlog.Sessions{Log: j.deps.Log}, logger: j.deps.Logger, now: j.deps.Now,
-		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, trimmed: j.trimmed, dry: dry, report: PassReport{Items: []ReportItem{}},
+		js: j.js, conn: conn, counts: j.counts, fileNeeded: j.fileNeeded, stillNeeded: map[uint64]uint64{}, trimmed: j.trimmed, dry: dry, report: PassReport{Items: []ReportItem{}},
 	}
 	for shard := range j.deps.Log.Shards() {
 		e, err := openEraser(ctx, j.js, topology.EventsStreamName(shard))

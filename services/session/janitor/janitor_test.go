@@ -362,6 +362,16 @@ func TestPass_RemovesFilesOfRefusedRequests(t *testing.T) {
 	checkList(t, "found", b.pass(j, false), items...)
 	checkList(t, "left", b.objectNames(topology.BucketWorkspaces), objects[there+"/u-accepted"])
 	checkList(t, "found again", b.pass(j, false))
+	if n := j.RememberedFiles(); n != 1 {
+		t.Errorf("the janitor remembers %d files, want the accepted one", n)
+	}
+	b.snapshot(l, &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": "content"}})
+	b.now = b.now.Add(time.Hour)
+	checkList(t, "found after a snapshot that contains the file", b.pass(j, false), "files "+there)
+	checkList(t, "found after the file is gone", b.pass(j, false))
+	if n := j.RememberedFiles(); n != 0 {
+		t.Errorf("the janitor remembers %d files that are gone", n)
+	}
 }
 
 // TestPass_KeepsTheTranscriptOfASession tests that a transcript with which a session began stays as long as the

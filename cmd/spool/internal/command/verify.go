@@ -73,13 +73,14 @@ func problemError(r eventlog.VerifyReport) error {
 			n++
 		}
 	}
-	switch {
-	case r.Stopped:
-		return fmt.Errorf("the log is broken at %w (and at %d more places; the rest was not checked)", r.Problem, n-1)
-	case n > 1:
-		return fmt.Errorf("the log is broken at %w (and at %d more places)", r.Problem, n-1)
+	others := ""
+	if n > 1 {
+		others = fmt.Sprintf(", and at %d more places", n-1)
 	}
-	return fmt.Errorf("the log is broken at %w", r.Problem)
+	if r.Stopped {
+		others += "; the rest was not checked"
+	}
+	return fmt.Errorf("the log is broken at %w%s", r.Problem, others)
 }
 
 // contextCause returns the cause with which ctx has ended, or err if ctx has not ended.

@@ -408,7 +408,7 @@ func (p *Provider) environment(pl containerPlan) []string {
 		"SPOOL_RUNNER_DISK_LIMIT=" + strconv.FormatInt(pl.limits.DiskBytes, 10),
 	}
 	if pl.spec.Layer != "" {
-		env = append(env, layer.Environment(layerDir)...)
+		env = append(env, layer.PackageVariables(layerDir)...)
 	}
 	if pl.spec.EgressToken != "" {
 		env = append(env, "SPOOL_RUNNER_EGRESS_SOCKET="+egressSocket, "SPOOL_RUNNER_EGRESS_TOKEN="+pl.spec.EgressToken)

@@ -94,7 +94,7 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	if s.lock, err = lockDataFolder(cfg.Data); err != nil {
 		return nil, fmt.Errorf("data: %w", err)
 	}
-	s.journals = journal.NewStore(journal.Config{MaxBytes: cfg.JournalMax, Logger: s.log, Failed: s.setWriteError, Denied: s.logDenial})
+	s.journals = journal.NewStore(journal.Config{MaxBytes: cfg.JournalMax, Logger: s.log, Failed: s.setJournalWriteError, Denied: s.logDenial})
 	s.registry, err = registry.Open(registry.Config{
 		Dir: filepath.Join(cfg.Data, "sandboxes"), Journals: s.journals, Connections: cfg.Connections, KeepFor: cfg.KeepFor, Logger: s.log,
 	})
@@ -136,8 +136,8 @@ func lockDataFolder(dir string) (*os.File, error) {
 	return f, nil
 }
 
-// setWriteError records the error of the last write of journals, nil if it succeeded, for the health check.
-func (s *Service) setWriteError(err error) {
+// setJournalWriteError records the error of the last write of journals, nil if it succeeded, for the health check.
+func (s *Service) setJournalWriteError(err error) {
 	if err == nil {
 		s.writeErr.Store(nil)
 		return

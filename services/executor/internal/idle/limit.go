@@ -87,7 +87,8 @@ func (k *Keeper) endIdleSandbox(ctx context.Context, info sandbox.Info, reason s
 		return err
 	}
 	if err := k.CheckUnused(ctx, l); err != nil {
-		return nil // another executor works on it
+		k.Logger.Debug("a sandbox that was idle may be in use", "sandbox", info.ID, "session", info.Labels.Session, "error", err)
+		return nil
 	}
 	stored, epoch, err := k.snapshotAndRecordEnd(ctx, info, reason, reason)
 	if err != nil || epoch == 0 {

@@ -95,8 +95,8 @@ func ProgramFolders(dir string) []string {
 	return []string{path.Join(dir, "node_modules", ".bin"), path.Join(dir, "python", "bin")}
 }
 
-// Environment returns the variables by which Node and Python find the packages of a dependency layer.
-func Environment(dir string) []string {
+// PackageVariables returns the variables by which Node and Python find the packages of a dependency layer.
+func PackageVariables(dir string) []string {
 	return []string{"NODE_PATH=" + path.Join(dir, "node_modules"), "PYTHONPATH=" + path.Join(dir, "python")}
 }
 

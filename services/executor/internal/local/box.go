@@ -99,7 +99,7 @@ func (b *box) environment() []string {
 		env = append(env, "SPOOL_RUNNER_SHARED=true")
 	}
 	if b.rec.Layer != "" {
-		env = append(env, layer.Environment(b.rec.Layer)...)
+		env = append(env, layer.PackageVariables(b.rec.Layer)...)
 	}
 	return env
 }

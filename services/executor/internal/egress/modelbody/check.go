@@ -351,7 +351,8 @@ func (s *scanner) checkServerTool(name string, o *objectState) error {
 	return s.requireFeature(name, "the tool "+printableText(o.typ))
 }
 
-// checkOpenAIEnvironment checks the environment of a shell tool: one in a container of OpenAI needs a permission.
+// checkOpenAIEnvironment checks where a shell tool of a model request runs: the allowlist must allow a shell in a container
+// of OpenAI.
 func (s *scanner) checkOpenAIEnvironment(o *objectState) error {
 	if o.typ == "local" {
 		return nil
