@@ -12,9 +12,9 @@ import (
 	"github.com/spoolhq/spool/pkg/workspace/wire"
 )
 
-// maxSharedPackSize is the maximum size in bytes of content and parts that are stored in one pack. Beyond it parts have
-// packs of their own, so that reading a tree does not read its files.
-const maxSharedPackSize = 1 << 20
+// maxSinglePackSize is the size in bytes up to which a snapshot stores file contents and parts of its tree together in a single
+// pack. A larger snapshot stores the parts in packs of their own, so that reading a tree does not read its files.
+const maxSinglePackSize = 1 << 20
 
 // tinyPackSize is the size in bytes below which a pack counts as tiny. Most tiny packs belong to snapshots with few
 // changes.
@@ -74,7 +74,7 @@ func (e *manifestEditor) storeParts(ctx context.Context) (m *partsManifest, repa
 }
 
 // needOwnPack reports whether the part with index i, whose stored form has size bytes, must begin another pack: it is
-// the first new part, and all new parts together with the content of the next pack exceed maxSharedPackSize.
+// the first new part, and all new parts together with the content of the next pack exceed maxSinglePackSize.
 func (e *manifestEditor) needOwnPack(size, i int) bool {
 	if slices.ContainsFunc(e.result[:i], func(p editedPart) bool { return p.items != nil }) {
 		return false
@@ -84,7 +84,7 @@ func (e *manifestEditor) needOwnPack(size, i int) bool {
 			size += int(p.ref.Lines) / 2 // about what compression leaves of hashes
 		}
 	}
-	return len(e.buf)+size > maxSharedPackSize
+	return len(e.buf)+size > maxSinglePackSize
 }
 
 // useStoredParts replaces each new part that is equal to a part of the base by that stored part.

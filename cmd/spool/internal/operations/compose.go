@@ -30,7 +30,7 @@ type FixedSetting struct {
 	Instead           string // what sets it, or why it has no effect
 }
 
-// fixedSettings returns all settings that deploy/.env cannot set by their own names.
+// fixedSettings returns all settings whose values deploy/compose.yaml fixes.
 func fixedSettings() []FixedSetting {
 	return []FixedSetting{
 		{everyServiceSection, "SPOOL_NATS_URL", "the service nats"},

@@ -114,7 +114,8 @@ func (p *Provisioner) Attach(ctx context.Context, r Request) (ReadySandbox, erro
 	return ReadySandbox{prep.agent, prep.sockets}, err
 }
 
-// attach implements Provisioner.Attach. It sets p.agent and p.sockets, also if it returns an error.
+// attach finds or creates the sandbox, opens the stream to its runner, and prepares it, as Provisioner.Attach describes. It
+// sets p.agent, and p.sockets to the sockets of the MCP servers in containers, also if it returns an error.
 func (p *sandboxPreparation) attach(ctx context.Context) error {
 	a, err := p.findAgent(ctx)
 	if err == nil {

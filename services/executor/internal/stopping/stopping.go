@@ -49,7 +49,7 @@ func (p *Plan) Control() session.Control { return p.control }
 func (p *Plan) SetControl(c session.Control, limit, now time.Time) {
 	p.control, p.limit = c, limit
 	if c.N > 0 && c.Kind != session.Interrupt {
-		p.startStopping(now)
+		p.startGracePeriod(now)
 	}
 }
 
@@ -58,15 +58,15 @@ func (p *Plan) SetControl(c session.Control, limit, now time.Time) {
 func (p *Plan) RecordExceeded(code, message string, now time.Time) {
 	if p.exceeded == "" {
 		p.exceeded, p.code = message, code
-		p.startStopping(now)
+		p.startGracePeriod(now)
 	}
 }
 
 // IsStopping reports whether there is a reason to stop the turn.
 func (p *Plan) IsStopping() bool { return p.control.N > 0 || p.overLimit || p.exceeded != "" }
 
-// startStopping records the time from which the grace period before a kill counts, if it is not recorded yet.
-func (p *Plan) startStopping(now time.Time) {
+// startGracePeriod records the time from which the grace period before a kill counts, if it is not recorded yet.
+func (p *Plan) startGracePeriod(now time.Time) {
 	if p.killFrom.IsZero() {
 		p.killFrom = now
 	}
@@ -77,7 +77,7 @@ func (p *Plan) startStopping(now time.Time) {
 func (p *Plan) NextStep(now time.Time, accepted bool) Step {
 	if !p.limit.IsZero() && !now.Before(p.limit) && !p.overLimit {
 		p.overLimit = true
-		p.startStopping(now)
+		p.startGracePeriod(now)
 	}
 	if !p.IsStopping() {
 		return StepNone

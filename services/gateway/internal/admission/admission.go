@@ -83,7 +83,7 @@ type Request struct {
 // TOO_MUCH_IN_FLIGHT or OVERLOADED. The caller must call End.
 func (a *Admission) Begin(tenant string) (*Request, error) {
 	r := &Request{admission: a, tenant: tenant}
-	return r, r.Take(requestCost)
+	return r, r.ReserveBytes(requestCost)
 }
 
 // BeginStreamData returns a Request that holds no bytes yet, for the data that the gateway sends on a stream. All
@@ -134,17 +134,17 @@ func (a *Admission) requestRate(tenant string) (rate.Limit, int) {
 	return every, burst
 }
 
-// Take adds n bytes to what the request holds. It must be called before the bytes are read. If it returns
+// ReserveBytes adds n bytes to what the request holds. It must be called before the bytes are read. If it returns
 // TOO_MUCH_IN_FLIGHT or OVERLOADED, nothing was added.
-func (r *Request) Take(n int64) error {
+func (r *Request) ReserveBytes(n int64) error {
 	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return r.takeLocked(n)
+	return r.reserveBytesLocked(n)
 }
 
-// takeLocked is Take for a caller that holds admission.mu.
-func (r *Request) takeLocked(n int64) error {
+// reserveBytesLocked is Take for a caller that holds admission.mu.
+func (r *Request) reserveBytesLocked(n int64) error {
 	a := r.admission
 	if r.ended { // the body is not read any more
 		return io.ErrClosedPipe
@@ -187,15 +187,15 @@ func (r *Request) ReturnBytes(n int64) {
 	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.releaseLocked(min(n, r.held))
+	r.releaseBytesLocked(min(n, r.held))
 }
 
-// ReleaseBeyond returns bytes to the limits, so that the request holds n bytes at most.
-func (r *Request) ReleaseBeyond(n int64) {
+// ReleaseBytesBeyond returns bytes to the limits, so that the request holds n bytes at most.
+func (r *Request) ReleaseBytesBeyond(n int64) {
 	a := r.admission
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	r.releaseLocked(max(0, r.held-n))
+	r.releaseBytesLocked(max(0, r.held-n))
 }
 
 // End releases all bytes that the request holds. It may be called more than once.
@@ -204,11 +204,11 @@ func (r *Request) End() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r.ended = true
-	r.releaseLocked(r.held)
+	r.releaseBytesLocked(r.held)
 }
 
-// releaseLocked returns n bytes to the limits and grants them to waiting requests. admission.mu must be held.
-func (r *Request) releaseLocked(n int64) {
+// releaseBytesLocked returns n bytes to the limits and grants them to waiting requests. admission.mu must be held.
+func (r *Request) releaseBytesLocked(n int64) {
 	if n == 0 {
 		return
 	}
@@ -250,7 +250,7 @@ func (r *limitedReader) Read(p []byte) (int, error) {
 		return 0, nil
 	}
 	if r.taken == 0 {
-		if err := r.request.Take(bodyPieceBytes); err != nil {
+		if err := r.request.ReserveBytes(bodyPieceBytes); err != nil {
 			return 0, err
 		}
 		r.taken = bodyPieceBytes

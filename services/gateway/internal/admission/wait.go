@@ -13,10 +13,10 @@ type waiter struct {
 	granted chan struct{} // closed when the request holds the bytes
 }
 
-// TakeBefore is like Take, but waits until the deadline for other requests to return bytes. Requests of one tenant get
+// ReserveBytesBefore is like Take, but waits until the deadline for other requests to return bytes. Requests of one tenant get
 // their bytes in order of arrival. A waiting request must hold nothing that others may wait for, or they would block
 // each other. The error is that of Take at the deadline, or the cause of ctx.
-func (r *Request) TakeBefore(ctx context.Context, n int64, deadline time.Time) error {
+func (r *Request) ReserveBytesBefore(ctx context.Context, n int64, deadline time.Time) error {
 	w := r.admission.takeOrQueue(r, n)
 	if w == nil {
 		return nil
@@ -39,7 +39,7 @@ func (r *Request) TakeBefore(ctx context.Context, n int64, deadline time.Time) e
 func (a *Admission) takeOrQueue(r *Request, n int64) *waiter {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if len(a.waiting[r.tenant]) == 0 && r.takeLocked(n) == nil {
+	if len(a.waiting[r.tenant]) == 0 && r.reserveBytesLocked(n) == nil {
 		return nil
 	}
 	w := &waiter{request: r, bytes: n, granted: make(chan struct{})}
@@ -57,7 +57,7 @@ func (a *Admission) endWait(w *waiter) error {
 		return nil
 	default:
 	}
-	err := w.request.takeLocked(w.bytes)
+	err := w.request.reserveBytesLocked(w.bytes)
 	a.removeWaiter(w)
 	a.grantWaiters() // for requests that waited behind this one
 	return err
@@ -69,7 +69,7 @@ func (a *Admission) grantWaiters() {
 	for again := true; again; {
 		again = false
 		for _, list := range a.waiting {
-			if w := list[0]; w.request.takeLocked(w.bytes) == nil {
+			if w := list[0]; w.request.reserveBytesLocked(w.bytes) == nil {
 				again = true
 				a.removeWaiter(w)
 				close(w.granted)

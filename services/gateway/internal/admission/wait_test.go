@@ -20,7 +20,7 @@ func newTest() *Admission {
 // wait starts a stream of a tenant that waits for n bytes. The channel receives the result of the wait.
 func wait(a *Admission, tenant string, n int64) (*Request, <-chan error) {
 	r, done := a.BeginStreamData(tenant), make(chan error, 1)
-	go func() { done <- r.TakeBefore(context.Background(), n, time.Now().Add(time.Minute)) }()
+	go func() { done <- r.ReserveBytesBefore(context.Background(), n, time.Now().Add(time.Minute)) }()
 	synctest.Wait()
 	return r, done
 }
@@ -39,7 +39,7 @@ func TestWait_ServesInOrderOfArrival(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
 		first := a.BeginStreamData("one")
-		if err := first.TakeBefore(t.Context(), 50, time.Now()); err != nil {
+		if err := first.ReserveBytesBefore(t.Context(), 50, time.Now()); err != nil {
 			t.Fatal(err)
 		}
 		large, done := wait(a, "one", 40)
@@ -56,7 +56,7 @@ func TestWait_ServesInOrderOfArrival(t *testing.T) {
 			}
 		}
 		want(0, 0, 0)
-		first.ReleaseBeyond(10)
+		first.ReleaseBytesBeyond(10)
 		want(1, 1, 0)
 		large.End()
 		want(1, 1, 1)
@@ -72,13 +72,13 @@ func TestWait_EndsAtTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newTest()
 		held := a.BeginStreamData("one")
-		if err := held.Take(50); err != nil {
+		if err := held.ReserveBytes(50); err != nil {
 			t.Fatal(err)
 		}
 		_, large := wait(a, "one", 40)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		gone, left := errors.New("the client is gone"), make(chan error, 1)
-		go func() { left <- a.BeginStreamData("one").TakeBefore(ctx, 40, time.Now().Add(time.Hour)) }()
+		go func() { left <- a.BeginStreamData("one").ReserveBytesBefore(ctx, 40, time.Now().Add(time.Hour)) }()
 		synctest.Wait()
 		time.Sleep(30 * time.Second)
 		_, small := wait(a, "one", 10)
@@ -101,17 +101,17 @@ func TestWait_EndsAtTheDeadline(t *testing.T) {
 // TestHold_LeavesHalfToRequests tests that streams leave half of the bytes to requests.
 func TestHold_LeavesHalfToRequests(t *testing.T) {
 	a := newTest()
-	wantCode(t, a.BeginStreamData("one").Take(61), problem.TooMuchInFlight)
+	wantCode(t, a.BeginStreamData("one").ReserveBytes(61), problem.TooMuchInFlight)
 	one, other := a.BeginStreamData("one"), a.BeginStreamData("other")
-	if err := errors.Join(one.Take(60), other.Take(40)); err != nil {
+	if err := errors.Join(one.ReserveBytes(60), other.ReserveBytes(40)); err != nil {
 		t.Fatal(err)
 	}
-	wantCode(t, other.Take(1), problem.Overloaded)
+	wantCode(t, other.ReserveBytes(1), problem.Overloaded)
 	request := &Request{admission: a, tenant: "one"}
-	if err := request.Take(60); err != nil {
+	if err := request.ReserveBytes(60); err != nil {
 		t.Error(err)
 	}
-	wantCode(t, request.Take(1), problem.TooMuchInFlight)
+	wantCode(t, request.ReserveBytes(1), problem.TooMuchInFlight)
 	one.End()
 	other.End()
 	request.End()

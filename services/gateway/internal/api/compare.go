@@ -34,7 +34,7 @@ func (s *Server) CompareSessions(ctx context.Context, r *spoolv1.CompareSessions
 	if err := s.checkComparable(ctx, tenant, r.GetWith()); err != nil {
 		return nil, err
 	}
-	if err := admission.From(ctx).Take(sessionCompareCost); err != nil {
+	if err := admission.From(ctx).ReserveBytes(sessionCompareCost); err != nil {
 		return nil, err
 	}
 	a, err := s.newSessionReader(ctx, tenant, r.GetSessionId())

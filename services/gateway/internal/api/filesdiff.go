@@ -57,7 +57,7 @@ func (s *Server) diffFiles(ctx context.Context, from, to reads.SessionState) (*s
 		out.Summary = fmt.Sprintf("Both events have the same files, those of the snapshot of %s.", snapshotEventPhrase(from))
 		return out, nil
 	}
-	if err := admission.From(ctx).Take(admission.SnapshotDiffCost); err != nil {
+	if err := admission.From(ctx).ReserveBytes(admission.SnapshotDiffCost); err != nil {
 		return nil, err
 	}
 	d := filesComparison{out: out, left: maxHashedBytes, text: maxTextDiffBytes}

@@ -106,7 +106,7 @@ func (s *Server) setTextInFlight(ctx context.Context, p reads.SessionState, bloc
 	if err != nil {
 		return nil, err
 	}
-	list, err := s.Player.FillOpenBlocks(ctx, p.Tenant, p.ID, open, before, blocks, admission.From(ctx).Take)
+	list, err := s.Player.FillOpenBlocks(ctx, p.Tenant, p.ID, open, before, blocks, admission.From(ctx).ReserveBytes)
 	for _, t := range list {
 		if !t.Complete {
 			incomplete = append(incomplete, &spoolv1.IncompleteText{BlockId: t.ID, ShownBytes: uint32(len(t.Prefix))}) //nolint:gosec // offsets have 32 bits

@@ -143,7 +143,7 @@ func (r *Reader) SkipText() { r.noText = true }
 // Next or Close. The error is the cause of ctx, the reason why no more events will come, TOO_MUCH_IN_FLIGHT or
 // OVERLOADED.
 func (r *Reader) Next(ctx context.Context) ([]Frame, error) {
-	r.held.ReleaseBeyond(0)
+	r.held.ReleaseBytesBeyond(0)
 	for {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
@@ -191,7 +191,7 @@ func (r *Reader) nextFrames(ctx context.Context) ([]Frame, error) {
 	}
 	frames, err := r.takeFrames(size)
 	if len(frames) == 0 {
-		r.held.ReleaseBeyond(0)
+		r.held.ReleaseBytesBeyond(0)
 	}
 	return frames, err
 }
@@ -205,7 +205,7 @@ func (r *Reader) reserveBytes(ctx context.Context, size int) error {
 	if r.wait.IsZero() { // otherwise the last wait was interrupted by its context, and its deadline still applies
 		r.wait = time.Now().Add(r.feed.hub.cfg.BytesTimeout)
 	}
-	if err := r.held.TakeBefore(ctx, int64(size), r.wait); err != nil {
+	if err := r.held.ReserveBytesBefore(ctx, int64(size), r.wait); err != nil {
 		return err
 	}
 	r.wait = time.Time{}
@@ -363,7 +363,7 @@ func (r *Reader) readPastText(ctx context.Context) ([]Frame, error) {
 	i := slices.IndexFunc(f.open, func(b *openText) bool { g := r.findSent(b.block); return !g.lost && g.offset < b.base })
 	if i < 0 || r.cursor != f.tip { // the block ended meanwhile, or an event came first
 		f.mu.Unlock()
-		r.held.ReleaseBeyond(0)
+		r.held.ReleaseBytesBeyond(0)
 		return nil, nil
 	}
 	b, base, seq, position := *f.open[i], f.open[i].base, f.tip, f.position
@@ -396,7 +396,7 @@ func (r *Reader) readPastText(ctx context.Context) ([]Frame, error) {
 	if g.offset >= base || g.lost {
 		r.past = nil
 	}
-	r.held.ReleaseBeyond(int64(size))
+	r.held.ReleaseBytesBeyond(int64(size))
 	return frames, nil
 }
 
@@ -449,8 +449,8 @@ func (r *Reader) readPastEvents(ctx context.Context) ([]Frame, error) {
 		frames = append(frames, frame)
 		size += int64(frame.Len(true))
 	}
-	r.held.ReleaseBeyond(size)
-	if err := r.held.Take(max(0, size-pageReserveBytes)); err != nil {
+	r.held.ReleaseBytesBeyond(size)
+	if err := r.held.ReserveBytes(max(0, size-pageReserveBytes)); err != nil {
 		return nil, err
 	}
 	f.mu.Lock()

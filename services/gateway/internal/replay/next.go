@@ -234,7 +234,7 @@ func (r *Replay) readEventPage(ctx context.Context) error {
 // page does not need.
 func (r *Replay) adjustHeldBytes(n int64) error {
 	if n > r.extraBytes {
-		if err := r.held.Take(n - r.extraBytes); err != nil {
+		if err := r.held.ReserveBytes(n - r.extraBytes); err != nil {
 			return err
 		}
 	} else {

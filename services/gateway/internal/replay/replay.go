@@ -74,7 +74,7 @@ func (p *Player) Open(ctx context.Context, request Request) (*Replay, error) {
 
 // begin validates the request of the replay, and reads the events and open blocks with which the replay begins.
 func (r *Replay) begin(ctx context.Context) (err error) {
-	if err := r.held.Take(replayCostBytes); err != nil {
+	if err := r.held.ReserveBytes(replayCostBytes); err != nil {
 		return err
 	}
 	if r.reader, err = r.player.cfg.Live.JoinTip(ctx, r.request.Tenant, r.request.Agents, r.request.Session); err != nil {

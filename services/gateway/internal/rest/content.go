@@ -36,7 +36,7 @@ func (h *Handler) getFile(w *statusRecorder, r *http.Request, session, file stri
 	if err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(min(e.Size, admission.FileTransferCost)); err != nil {
+	if err := admissionOf(r).ReserveBytes(min(e.Size, admission.FileTransferCost)); err != nil {
 		return err
 	}
 	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenFile(ctx, ws, file) }, size: e.Size}

@@ -120,7 +120,7 @@ func (h *Handler) putTar(w *statusRecorder, r *http.Request, session string) err
 // uploadFile stores the request body as the file f of a workspace. It refuses a client that sends more slowly than
 // minTransferRate.
 func (h *Handler) uploadFile(w *statusRecorder, r *http.Request, session string, f api.FileUpload) error {
-	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
+	if err := admissionOf(r).ReserveBytes(admission.FileTransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -169,7 +169,7 @@ func (h *Handler) listFiles(w *statusRecorder, r *http.Request, session string) 
 	if err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
+	if err := admissionOf(r).ReserveBytes(admission.FileTransferCost); err != nil {
 		return err
 	}
 	w.Header().Add("Vary", "Accept")

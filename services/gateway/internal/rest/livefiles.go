@@ -39,7 +39,7 @@ func (h *Handler) listLiveFiles(w *statusRecorder, r *http.Request, session, dir
 	if wantsTar(r) {
 		return problem.Invalid(paramLive, "a tar can only be made from the last snapshot: leave live out, or list the files")
 	}
-	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
+	if err := admissionOf(r).ReserveBytes(admission.FileTransferCost); err != nil {
 		return err
 	}
 	at := time.Now().UTC()
@@ -64,7 +64,7 @@ func (h *Handler) listLiveFiles(w *statusRecorder, r *http.Request, session, dir
 
 // getLiveFile returns a file's content from the running sandbox.
 func (h *Handler) getLiveFile(w *statusRecorder, r *http.Request, session, file string) error {
-	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
+	if err := admissionOf(r).ReserveBytes(admission.FileTransferCost); err != nil {
 		return err
 	}
 	content, size, err := h.cfg.API.OpenLiveFile(r.Context(), session, file)

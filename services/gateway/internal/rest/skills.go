@@ -58,7 +58,7 @@ func (h *Handler) pushSkill(w *statusRecorder, r *http.Request) error {
 	default:
 		return problem.Invalid("dryRun", "must be true or false, not %+q", truncate.Text(dry, 100))
 	}
-	if err := admissionOf(r).Take(admission.FileTransferCost); err != nil {
+	if err := admissionOf(r).ReserveBytes(admission.FileTransferCost); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)
@@ -95,7 +95,7 @@ func (h *Handler) getSkillArchive(w *statusRecorder, r *http.Request, slug strin
 	if err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(min(a.Size, admission.FileTransferCost)); err != nil {
+	if err := admissionOf(r).ReserveBytes(min(a.Size, admission.FileTransferCost)); err != nil {
 		return err
 	}
 	content := &contentSeeker{ctx: r.Context(), open: func(ctx context.Context) (io.ReadCloser, error) { return h.cfg.API.OpenSkillArchive(ctx, a) }, size: a.Size}

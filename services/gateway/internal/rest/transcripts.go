@@ -22,7 +22,7 @@ func (h *Handler) putTranscript(w *statusRecorder, r *http.Request) error {
 	if _, err := queryParameters(r); err != nil {
 		return err
 	}
-	if err := admissionOf(r).Take(admission.FileTransferCost + transcript.MaxLineLength); err != nil {
+	if err := admissionOf(r).ReserveBytes(admission.FileTransferCost + transcript.MaxLineLength); err != nil {
 		return err
 	}
 	control := http.NewResponseController(w)

@@ -71,9 +71,9 @@ func endUser(md metadata.MD) (string, error) {
 	return auth.ParseUser(name, md.Get(name))
 }
 
-// keyCheckedKey is the context key of a func() that admit calls when the API key of a call was looked up, or was
+// apiKeyCheckedContextKey is the context key of a func() that admit calls when the API key of a call was looked up, or was
 // refused.
-type keyCheckedKey struct{}
+type apiKeyCheckedContextKey struct{}
 
 // checkBeforeStream is the server's tap handle: it runs before a call gets a stream, in the goroutine that reads the
 // connection. It refuses a call whose key is missing or malformed before any memory is used for the call, and bounds
@@ -91,13 +91,13 @@ func (i *interceptor) checkBeforeStream(ctx context.Context, info *tap.Info) (co
 	}
 	decided := sync.OnceFunc(func() { i.undecided.Add(-1) })
 	context.AfterFunc(ctx, decided) // for a call that never reaches its interceptor, such as one of an unknown method
-	return context.WithValue(ctx, keyCheckedKey{}, decided), nil
+	return context.WithValue(ctx, apiKeyCheckedContextKey{}, decided), nil
 }
 
 // admitCall authenticates a call and returns the context for its handler. The health service needs no key, because it
 // exposes nothing about tenants.
 func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.Context, tenant string, err error) {
-	if decided, ok := ctx.Value(keyCheckedKey{}).(func()); ok {
+	if decided, ok := ctx.Value(apiKeyCheckedContextKey{}).(func()); ok {
 		defer decided()
 	}
 	if isHealthMethod(method) {

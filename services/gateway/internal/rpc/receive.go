@@ -110,7 +110,7 @@ func (r *limitedStream) readMessage(from pieceReader) ([]byte, error) {
 	var data []byte
 	for int64(len(data)) < length {
 		n := min(length-int64(len(data)), receivePieceBytes)
-		if err := r.request.Take(n); err != nil {
+		if err := r.request.ReserveBytes(n); err != nil {
 			return nil, err
 		}
 		r.held += n

@@ -200,7 +200,7 @@ func (c *conn) sendFailedJoin(ctx context.Context, r clientRequest, err error) {
 func (c *conn) sendSnapshot(ctx context.Context, r clientRequest) error {
 	held := c.handler.cfg.Admission.BeginStreamData(c.principal.Tenant)
 	defer held.End()
-	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.principal.Tenant, r.SessionID, "", held.Take)
+	blocks, tip, err := c.handler.cfg.Player.Blocks(ctx, c.principal.Tenant, r.SessionID, "", held.ReserveBytes)
 	if err == nil {
 		_ = c.sendMessage(snapshotMessage(r, tip, blocks)) // the client may be gone
 	}
