@@ -143,7 +143,7 @@ func (r *Request) ReserveBytes(n int64) error {
 	return r.reserveBytesLocked(n)
 }
 
-// reserveBytesLocked is Take for a caller that holds admission.mu.
+// reserveBytesLocked is ReserveBytes for a caller that holds admission.mu.
 func (r *Request) reserveBytesLocked(n int64) error {
 	a := r.admission
 	if r.ended { // the body is not read any more
@@ -234,7 +234,7 @@ func From(ctx context.Context) *Request {
 	return r
 }
 
-// Reader returns a reader of from that calls Take for each piece before it reads the piece. Read returns the error of Take.
+// Reader returns a reader of from that calls ReserveBytes for each piece before it reads the piece. Read returns the error of ReserveBytes.
 func (r *Request) Reader(from io.Reader) io.Reader { return &limitedReader{request: r, from: from} }
 
 // limitedReader is the io.Reader that Request.Reader returns. It takes bytes from the limits before it reads them.

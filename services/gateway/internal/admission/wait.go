@@ -13,9 +13,9 @@ type waiter struct {
 	granted chan struct{} // closed when the request holds the bytes
 }
 
-// ReserveBytesBefore is like Take, but waits until the deadline for other requests to return bytes. Requests of one tenant get
+// ReserveBytesBefore is like ReserveBytes, but waits until the deadline for other requests to return bytes. Requests of one tenant get
 // their bytes in order of arrival. A waiting request must hold nothing that others may wait for, or they would block
-// each other. The error is that of Take at the deadline, or the cause of ctx.
+// each other. The error is that of ReserveBytes at the deadline, or the cause of ctx.
 func (r *Request) ReserveBytesBefore(ctx context.Context, n int64, deadline time.Time) error {
 	w := r.admission.takeOrQueue(r, n)
 	if w == nil {
@@ -48,7 +48,7 @@ func (a *Admission) takeOrQueue(r *Request, n int64) *waiter {
 }
 
 // endWait removes a waiter whose request stops waiting for bytes. It returns nil if the request got the bytes, else
-// the error of Take.
+// the error of ReserveBytes.
 func (a *Admission) endWait(w *waiter) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -161,7 +161,7 @@ func (s *Server) PutFile(ctx context.Context, session string, f FileUpload) (Fil
 	}
 	// The object's name cannot contain the hash, which is known only after all content was received.
 	object := command.ObjectFolder(tenant, session) + "u-" + hex.EncodeToString(unique[:])
-	stored, err := s.Objects.PutStream(ctx, object, f.Body, f.Limit, hold.Take)
+	stored, err := s.Objects.PutStream(ctx, object, f.Body, f.Limit, hold.ReserveBytes)
 	if err != nil {
 		hold.SettleRefused(s.Objects.RemovedFunc(object))
 	}

@@ -80,7 +80,7 @@ func (s *Server) PushSkill(ctx context.Context, from SkillUpload) (SkillPushed, 
 	if err != nil {
 		return SkillPushed{}, err
 	}
-	stored, err := s.Skills.PutStream(ctx, object, from.Body, skill.MaxPackedSize, hold.Take)
+	stored, err := s.Skills.PutStream(ctx, object, from.Body, skill.MaxPackedSize, hold.ReserveBytes)
 	a := command.Answer{}
 	if err == nil {
 		a, err = s.pushUpload(ctx, r, from, command.PushSkill{Ref: ref, Object: object, SHA256: stored.SHA256, Tags: from.Tags, DryRun: from.DryRun})

@@ -44,7 +44,7 @@ func (s *Server) withStoredFiles(r commands.Request, f requestFiles) (_ commands
 		if hold, err = s.Quota.Reserve(ctx, tenant, f.totalBytes()); err != nil {
 			return err
 		}
-		if err := hold.Take(ctx, f.totalBytes()); err != nil {
+		if err := hold.ReserveBytes(ctx, f.totalBytes()); err != nil {
 			return err
 		}
 		return f.storeContents(ctx, s.Objects, tenant, session)

@@ -61,7 +61,7 @@ func (s *Server) PutTranscript(ctx context.Context, body io.Reader, length, limi
 	}
 	object := command.TranscriptObject(p.Tenant, out.Transcript)
 	defer func() { hold.SettleUnreferenced(s.transcriptReleasedFunc(p.Tenant, out.Transcript, object)) }()
-	stored, info, err := s.storeTranscript(ctx, object, body, limit, hold.Take)
+	stored, info, err := s.storeTranscript(ctx, object, body, limit, hold.ReserveBytes)
 	var refused *transcript.Error
 	switch {
 	case errors.As(err, &refused):

@@ -107,7 +107,7 @@ func (q *Quota) CheckLimit(ctx context.Context, tenant string) error {
 	return err
 }
 
-// Reserve admits an upload before any of it is stored. bytes is its length, or less if the length is unknown; Take
+// Reserve admits an upload before any of it is stored. bytes is its length, or less if the length is unknown; ReserveBytes
 // reserves the rest. The error is a *problem.Error. The UploadHold is nil for a tenant without a limit.
 func (q *Quota) Reserve(ctx context.Context, tenant string, bytes int64) (*UploadHold, error) {
 	limit := q.cfg.Limit(tenant)
@@ -232,7 +232,7 @@ func appendLeftover(list []leftover, x leftover) []leftover {
 }
 
 // UploadHold is the storage that one upload takes from its tenant's limit until the read models count it. A nil
-// UploadHold belongs to a tenant without a limit. A single goroutine must call Take any number of times, and then one
+// UploadHold belongs to a tenant without a limit. A single goroutine must call ReserveBytes any number of times, and then one
 // of the methods whose names begin with Settle.
 type UploadHold struct {
 	quota    *Quota
@@ -252,9 +252,9 @@ func (h *UploadHold) isCounted(positions map[int]uint64, now time.Time) bool {
 	return h.seq > 0 && positions[h.group] >= h.seq || !h.until.IsZero() && now.After(h.until)
 }
 
-// Take must be called before further bytes of the upload are stored. It returns a TENANT_STORAGE problem if the
+// ReserveBytes must be called before further bytes of the upload are stored. It returns a TENANT_STORAGE problem if the
 // tenant's limit has no room for them.
-func (h *UploadHold) Take(ctx context.Context, bytes int64) error {
+func (h *UploadHold) ReserveBytes(ctx context.Context, bytes int64) error {
 	if h == nil {
 		return nil
 	}
