@@ -18,7 +18,7 @@ func TestMerge_KeepsAllRows(t *testing.T) {
 		one := func(f reflect.Value) { f.Set(reflect.MakeSlice(f.Type(), 1, 1)) }
 		for i := range v.NumField() {
 			switch f := v.Field(i); {
-			case v.Type().Field(i).Name == "Live":
+			case v.Type().Field(i).Name == "Announcements":
 			case f.Kind() == reflect.Slice:
 				one(f)
 			default:
@@ -32,7 +32,7 @@ func TestMerge_KeepsAllRows(t *testing.T) {
 	for i := range all.NumField() {
 		name := all.Type().Field(i).Name
 		switch f := all.Field(i); {
-		case name == "Live":
+		case name == "Announcements":
 		case f.Kind() == reflect.Slice && f.Len() != 2, f.Kind() == reflect.Struct && (f.FieldByName("New").Len() != 2 || f.FieldByName("Changed").Len() != 2):
 			t.Errorf("%s has not the rows of both writes", name)
 		}
