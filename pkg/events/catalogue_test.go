@@ -159,7 +159,7 @@ func TestEventTypes_HaveEveryPayload(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, m := range sealed.FindAllSubmatch(src, -1) {
-			if name := string(m[1]); name != "Opaque" {
+			if name := string(m[1]); name != "OpaquePayload" {
 				n++
 				if _, ok := events.LookupType(events.Type(snake(name))); !ok {
 					t.Errorf("%s is a payload without a line in the catalogue", name)

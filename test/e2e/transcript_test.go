@@ -328,8 +328,8 @@ func TestTranscript_Refused(t *testing.T) {
 			}
 		}
 	}
-	refuse("another architecture", map[string]any{"transcript": p.Transcript, "architecture": "claude-code"}, 422, "TRANSCRIPT_MISMATCH", "is of codex, and the session of claude-code")
-	refuse("an architecture without transcripts", map[string]any{"transcript": p.Transcript, "architecture": "spool"}, 422, "TRANSCRIPT_MISMATCH", "is of codex, and the session of spool")
+	refuse("another architecture", map[string]any{"transcript": p.Transcript, "architecture": "claude-code"}, 422, "TRANSCRIPT_MISMATCH", "is of codex, but the session is of claude-code")
+	refuse("an architecture without transcripts", map[string]any{"transcript": p.Transcript, "architecture": "spool"}, 422, "TRANSCRIPT_MISMATCH", "is of codex, but the session is of spool")
 	refuse("no reference", map[string]any{"transcript": "../../x"}, 404, "TRANSCRIPT_NOT_FOUND", "upload it again")
 	refuse("an unknown reference", map[string]any{"transcript": "ses_01K00000000000000000000000"}, 404, "TRANSCRIPT_NOT_FOUND", "upload it again")
 	if n := len(uploads(t, c)); n == 0 {

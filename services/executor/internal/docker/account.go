@@ -8,6 +8,7 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -19,6 +20,9 @@ const defaultUserName = "agent"
 
 // accountFiles are the names of the files in /etc that list users and groups.
 var accountFiles = []string{"passwd", "group"}
+
+// accountFolder is the folder of the passwd and group files in a helper container.
+const accountFolder = "v/user/"
 
 // accountFileName returns the name of the file in a user's volume that containers of this image mount as /etc/passwd or
 // /etc/group. file is passwd or group.
@@ -103,9 +107,18 @@ func (p *Provider) prepareVolumes(ctx context.Context, pic imageInfo, u user, na
 	if err := out.Close(); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	return p.callEngineNoResult(ctx, what, func(ctx context.Context) error {
+	return wrapReplacedAccountFile(p.callEngineNoResult(ctx, what, func(ctx context.Context) error {
 		return p.api.CopyToContainer(ctx, helper, "/", &archive, container.CopyToContainerOptions{})
-	})
+	}))
+}
+
+// wrapReplacedAccountFile wraps an error of the engine in errVanished if a passwd or group file disappeared while the engine unpacked it:
+// another executor that creates the same container writes the same file, and the engine removes a file before it writes it again.
+func wrapReplacedAccountFile(err error) error {
+	if err != nil && strings.Contains(err.Error(), accountFolder) && strings.Contains(err.Error(), syscall.ENOENT.Error()) {
+		return fmt.Errorf("%w: %w", errVanished, err)
+	}
+	return err
 }
 
 // writeAccounts writes passwd and group files, with an entry for the user u, to a tar archive. They are based on the files of
@@ -121,7 +134,7 @@ func (p *Provider) writeAccounts(ctx context.Context, out *tar.Writer, helper st
 	}
 	for _, f := range accountFiles {
 		raw := a.accountFile(f, files[f], u.id)
-		if err := out.WriteHeader(&tar.Header{Name: "v/user/" + pic.accountFileName(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
+		if err := out.WriteHeader(&tar.Header{Name: accountFolder + pic.accountFileName(f), Typeflag: tar.TypeReg, Mode: 0o444, Size: int64(len(raw)), ModTime: time.Now()}); err != nil {
 			return err
 		}
 		if _, err := out.Write(raw); err != nil {

@@ -245,6 +245,22 @@ func TestUser_AfterAVolumeOfTheEngine(t *testing.T) {
 	}
 }
 
+func TestAccountFiles_ReplacedMeanwhileAreWrittenAgain(t *testing.T) {
+	t.Parallel()
+	for message, again := range map[string]bool{
+		"Error processing tar file(exit status 1): lchown /v/user/69fb76aaccf8.passwd: no such file or directory": true,
+		"Error processing tar file(exit status 1): write /v/user/69fb76aaccf8.passwd: no space left on device":    false,
+		"Error processing tar file(exit status 1): lchown /v/workspace: no such file or directory":                false,
+	} {
+		if err := wrapReplacedAccountFile(errors.New(message)); errors.Is(err, errVanished) != again {
+			t.Errorf("%s: wrapped as %v", message, err)
+		}
+	}
+	if err := wrapReplacedAccountFile(nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // Concurrent creations of one sandbox leave one reservation.
 func TestUser_OfASandboxMadeTwice(t *testing.T) {
 	t.Parallel()
