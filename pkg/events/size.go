@@ -27,8 +27,8 @@ func (o OutputSize) Exceeds(limit OutputSize) bool {
 // OutputSizeOf returns the amount of output that an event counts as: one event, and the bytes of its text and data plus
 // eventOverheadBytes. A stored event that is read again counts the same.
 func OutputSizeOf(e Event) OutputSize {
-	return OutputSize{1, uint64(eventOverheadBytes + payloadSize(e.Data))}
-} //nolint:gosec // lengths
+	return OutputSize{1, uint64(eventOverheadBytes + payloadSize(e.Data))} //nolint:gosec // lengths
+}
 
 // payloadSize returns the size in bytes of the text and data of a payload.
 func payloadSize(p Payload) int {
