@@ -179,10 +179,11 @@ type terminalRun struct {
 	f    *fakeServer
 	keys keyboard
 	*screen
-	signals chan os.Signal
-	raw     sync.Mutex // locked while the terminal is in raw mode
-	err     bytes.Buffer
-	edit    func(ctx context.Context, text []byte) ([]byte, error)
+	endInput func()
+	signals  chan os.Signal
+	raw      sync.Mutex // locked while the terminal is in raw mode
+	err      bytes.Buffer
+	edit     func(ctx context.Context, text []byte) ([]byte, error)
 }
 
 const prompt = "[?] whole request: "
@@ -213,7 +214,10 @@ func newTerminalRun(t *testing.T, begin ...events.Payload) *terminalRun {
 	t.Helper()
 	f := serve(t, append([]events.Payload{accepted, dispatched, events.ExecutionStarted{Attempt: 1}}, begin...)...)
 	f.approvals = map[string]string{apr1: approvalJSON(t, "pending", bash(apr1)), apr2: approvalJSON(t, "pending", bash(apr2))}
-	return &terminalRun{t: t, f: f, keys: make(keyboard, 16), screen: newScreen(t), signals: make(chan os.Signal)}
+	r := &terminalRun{t: t, f: f, keys: make(keyboard, 16), screen: newScreen(t), signals: make(chan os.Signal)}
+	r.endInput = sync.OnceFunc(func() { close(r.keys) })
+	t.Cleanup(r.endInput) // a read that no prompt needs any more ends with the input
+	return r
 }
 
 // decided makes a decision on a request end the execution.
@@ -352,7 +356,7 @@ func TestPrompt_DoesNotDecideByItself(t *testing.T) {
 		}, ExitDone},
 		"the end of the input": {"pending", func(r *terminalRun) {
 			r.shows(r.t, prompt)
-			close(r.keys)
+			r.endInput()
 			r.shows(r.t, "the request stays open")
 			r.f.more <- []events.Payload{events.ExecutionCompleted{}}
 		}, ExitDone},
