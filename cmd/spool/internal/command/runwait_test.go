@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"os"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -68,10 +70,17 @@ func TestRun_WaitTurnsSignalsIntoControls(t *testing.T) {
 	f.controls[cancel] = []events.Payload{events.ExecutionWithdrawn{Reason: "cancelled"}}
 	f.execution = `{"executionId":"` + exe + `","phase":"cancelled","reason":"cancelled"}`
 	w := testIO(t)
-	signals := make(chan os.Signal, 1)
-	signals <- os.Interrupt
+	signals := make(chan os.Signal)
 	w.Signals = signals
+	var sending sync.WaitGroup
+	sending.Go(func() {
+		for !f.wasRequested("POST /api/sessions/" + ses + "/messages") { // an earlier signal ends the program without a control
+			time.Sleep(time.Millisecond)
+		}
+		signals <- os.Interrupt
+	})
 	got := spool(t, w, "run", "--url", f.URL, "--session", ses, "--json", "--wait", "hello")
+	sending.Wait()
 	if got.code != ExitCancelled || !strings.Contains(got.out, `"phase":"cancelled"`) || strings.Count(got.out, "\n") != 1 || !f.wasRequested(cancel) {
 		t.Errorf("got %+v after requests %q", got, f.requests)
 	}
