@@ -95,6 +95,9 @@ const (
 var (
 	// errTenantSlots is returned when the tenant runs its maximum number of executions, over all executors.
 	errTenantSlots = errors.New("the tenant runs its maximum number of executions")
+	// errTurnsUsedUp is returned for an execution that the session's budget of turns does not allow. The session service
+	// ends it; an executor that has just finished the session's previous turn can see it first.
+	errTurnsUsedUp = errors.New("the session's turns are used up")
 	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again later, and
 	// meanwhile the execution has no slot.
 	errNotDue = errors.New("the next attempt is not due yet")
@@ -107,6 +110,9 @@ func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.SessionState) e
 		return err
 	}
 	if l.Run.Execution != l.Life.Active.ExecutionID {
+		if turns := l.Life.Options.Budget.Turns; turns > 0 && l.Run.SessionUsage().Turns >= turns {
+			return bus.RetryAfter(fmt.Errorf("%s: %w", l.ID, errTurnsUsedUp), claimRetryDelay)
+		}
 		if err := c.Room.Check(ctx, 0); err != nil {
 			return err
 		}
