@@ -106,9 +106,15 @@ func TestCheck(t *testing.T) {
 		engine error
 		want   bool
 	}{
-		"queued":                    {change: func(l *eventlog.SessionState) { *l = *queued("acme") }, want: true},
-		"turns left":                {change: func(l *eventlog.SessionState) { *l = *queued("acme"); l.Life.Options.Budget.Turns, l.Run.Before.Turns = 2, 1 }, want: true},
-		"turns used up":             {change: func(l *eventlog.SessionState) { *l = *queued("acme"); l.Life.Options.Budget.Turns, l.Run.Before.Turns = 1, 1 }},
+		"queued": {change: func(l *eventlog.SessionState) { *l = *queued("acme") }, want: true},
+		"turns left": {change: func(l *eventlog.SessionState) {
+			*l = *queued("acme")
+			l.Life.Options.Budget.Turns, l.Run.Before.Turns = 2, 1
+		}, want: true},
+		"turns used up": {change: func(l *eventlog.SessionState) {
+			*l = *queued("acme")
+			l.Life.Options.Budget.Turns, l.Run.Before.Turns = 1, 1
+		}},
 		"turns used up by itself":   {change: func(l *eventlog.SessionState) { l.Life.Options.Budget.Turns, l.Run.Before.Turns = 1, 1 }, leases: leases{err: lease.ErrNoLease}, want: true},
 		"its executor runs it":      {leases: leases{answer: topology.CtlResponse{Running: "exe_1"}}},
 		"its executor runs another": {leases: leases{answer: topology.CtlResponse{Running: "exe_2"}}, want: true},
