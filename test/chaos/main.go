@@ -227,7 +227,7 @@ func (d *clientDriver) awaitQueriesEnded(ctx context.Context) error {
 }
 
 // collectObservations reads the log of the sessions, blocks until every client has received as many events as the log
-// of its session has, and returns both for check.CompareWithLog.
+// of its session has, no fewer and no more, and returns both for check.CompareWithLog.
 func (d *clientDriver) collectObservations(ctx context.Context, sessions []string) (check.Observations, error) {
 	e := check.Observations{Log: map[string][]check.Event{}, Texts: map[string]string{}}
 	nc, log, err := d.c.openLog(ctx)
@@ -239,7 +239,7 @@ func (d *clientDriver) collectObservations(ctx context.Context, sessions []strin
 	}
 	deadline := time.Now().Add(settleTimeout)
 	for {
-		behind := false
+		differ := false // the log is read first, and may have grown since, for example by a snapshot after a turn
 		for _, id := range sessions {
 			var list []check.Event
 			for n, err := range eventlog.SessionEvents(ctx, log, defaultTenant, id) {
@@ -261,10 +261,10 @@ func (d *clientDriver) collectObservations(ctx context.Context, sessions []strin
 		for _, c := range d.clients {
 			c.mu.Lock()
 			e.Streams = append(e.Streams, check.ClientRecord{Client: c.kind, Session: c.session, Events: slices.Clone(c.events), Pieces: slices.Clone(c.pieces)})
-			behind = behind || len(c.events) < len(e.Log[c.session])
+			differ = differ || len(c.events) != len(e.Log[c.session])
 			c.mu.Unlock()
 		}
-		if !behind || time.Now().After(deadline) {
+		if !differ || time.Now().After(deadline) {
 			break
 		}
 		time.Sleep(retryPause)
