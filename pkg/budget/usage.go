@@ -8,7 +8,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// Usage is how much sessions have used of a tenant's budgets and limits. A difference of two Usages may be negative.
+// Usage is the amount that sessions have used of a tenant's budgets and limits. A difference of two Usages may be negative.
 type Usage struct {
 	Turns      int64   `json:"turns,omitempty"`   // executions that were started
 	Tokens     int64   `json:"tokens,omitempty"`  // input and output tokens, including those of caches

@@ -148,7 +148,7 @@ func (p *puller) requestMessages(n int) error {
 }
 
 // checkResponse reports whether m is a message of the stream. Otherwise m is a response about the request, and the
-// error says why the puller must end; it is nil if the puller may continue.
+// error is the reason why the puller must end; it is nil if the puller may continue.
 func (p *puller) checkResponse(m *nats.Msg) (isMessage bool, err error) {
 	status := m.Header.Get("Status")
 	switch {

@@ -52,7 +52,7 @@ func (s *LogSettings) logKeys() string { return s.LogKeys }
 type Env struct {
 	NATS *nats.Conn
 	Log  eventlog.Log
-	// Partitions is how the log distributes ids over partitions; not set by RunServiceWithoutLog.
+	// Partitions describes the distribution of ids over the partitions of the log; not set by RunServiceWithoutLog.
 	Partitions events.Partitioning
 	Logger     *slog.Logger
 	Health     *Health               // checks of /readyz; the service adds its own

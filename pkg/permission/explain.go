@@ -15,7 +15,7 @@ type Explanation struct {
 	Layer  string `json:"layer"`            // tools, execution, agent or preset
 	Reason string `json:"reason,omitempty"` // for a denial: the sentence for the agent
 	Class  string `json:"class,omitempty"`  // for a call that is asked about: the calls that "approve all" covers
-	// Unattended is how a call that is asked about is answered if nobody is there to decide: deny or skip.
+	// Unattended is the answer to a call that a person would decide if nobody is there to decide: deny or skip.
 	Unattended string `json:"unattended,omitempty"`
 }
 

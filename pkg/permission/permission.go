@@ -13,7 +13,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// CallKind is what a tool call does, such as reading files or running a shell command.
+// CallKind is the kind of effect that a tool call has, such as reading files or running a shell command.
 type CallKind string
 
 // The kinds of calls.

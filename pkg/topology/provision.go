@@ -28,7 +28,7 @@ type ProvisionConfig struct {
 	// Replicas is the number of replicas of each stream, 1 to 5. 0 means the installed number, or 1 for a new
 	// installation. DELTAS always has one.
 	Replicas int
-	// DeltasAge is how long text in flight is stored, at least MinDeltasMaxAge. 0 means the default DefaultDeltasMaxAge.
+	// DeltasAge is the time for which text in flight is stored, at least MinDeltasMaxAge. 0 means the default DefaultDeltasMaxAge.
 	DeltasAge time.Duration
 	// KeyIDs are the names, role/id, of the keys that sign commits. When the first keys are added, each stream of
 	// the log records its last sequence, after which commits must be signed. The names are added to the recorded

@@ -53,7 +53,7 @@ import (
 type Deps struct {
 	NATS *nats.Conn
 	Pool *pgxpool.Pool // from readmodel.Open
-	// Partitions is how the log distributes ids over partitions (topology.ReadPartitions).
+	// Partitions describes the distribution of ids over the partitions of the log (topology.ReadPartitions).
 	Partitions events.Partitioning
 	Logger     *slog.Logger // nil discards
 	// Metrics is a second registry for the gateway's metrics, in addition to its own /metrics; nil for none.

@@ -12,7 +12,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// gateDrainTime is how long a stopping copy of the service continues to answer requests of other services to create
+// gateDrainTime is the time for which a stopping copy of the service continues to answer requests of other services to create
 // consumers.
 const gateDrainTime = 5 * time.Second
 

@@ -23,7 +23,7 @@ type Recording struct {
 	Log      []RecordedCommit  `json:"log"` // every message of EVENTS-0, in order
 }
 
-// RecordedSession is what the released build returned about one session when its data was recorded.
+// RecordedSession holds the answers of the released build about one session at the time when its data was recorded.
 type RecordedSession struct {
 	Name    string `json:"name"` // kind of the session; see command record
 	ID      string `json:"id"`

@@ -20,7 +20,7 @@ import (
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
-// fault is what happens to one single publish or one batch.
+// fault is a failure of one single publish or one batch.
 type fault string
 
 const (

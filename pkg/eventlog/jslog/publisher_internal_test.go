@@ -44,7 +44,7 @@ func withResponder(t *testing.T) (*publisher, <-chan *nats.Msg) {
 	return &publisher{nc: connect()}, requests
 }
 
-// publishResult is what publish returned.
+// publishResult is the result of a call of publish.
 type publishResult struct {
 	ack *jetstream.PubAck
 	err error

@@ -10,7 +10,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/system"
 )
 
-// sent is what a gateway sends about one block.
+// sent returns a message that a gateway sends about one block.
 func sent(t *testing.T, typ events.Type, seq uint32, data any) events.WireEvent {
 	t.Helper()
 	raw, err := json.Marshal(data)

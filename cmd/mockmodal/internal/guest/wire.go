@@ -22,7 +22,7 @@ const (
 	ErrorFilePath = MountPath + "/error"
 )
 
-// Request is what the server asks of the guest on one connection. The server sends it as the first line of the
+// Request is the request of the server to the guest on one connection. The server sends it as the first line of the
 // connection. Exactly one field is set.
 type Request struct {
 	// Lease keeps the guest running: when the connection that carries it ends,

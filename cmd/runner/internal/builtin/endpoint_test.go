@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // patience bounds every wait.
 const patience = 60 * time.Second
 
-// message is what the endpoint was sent.
+// message is a message that the endpoint received.
 type message struct {
 	Role       string `json:"role"`
 	Content    any    `json:"content"`

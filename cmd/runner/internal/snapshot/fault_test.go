@@ -337,7 +337,7 @@ func TestSnapshot_KeepsUnreadableFilesFromBefore(t *testing.T) {
 	}
 }
 
-// asOther gives the box to an unprivileged user, if this process is privileged.
+// asOther makes an unprivileged user the owner of the box, if this process is privileged.
 func (b *box) asOther(t *testing.T) {
 	t.Helper()
 	if os.Getuid() != 0 {

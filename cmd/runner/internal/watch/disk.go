@@ -30,7 +30,7 @@ const (
 	maxTouchedFiles = 4096
 )
 
-// Activity is what runs in the sandbox: nothing, only processes, or a turn. The disk usage is measured more often while more is likely to be
+// Activity states whether nothing, only processes, or a turn runs in the sandbox. The disk usage is measured more often while more is likely to be
 // written.
 type Activity int
 

@@ -33,7 +33,7 @@ const (
 	ExitCancelled = 130
 )
 
-// IO is what a command uses of the machine: input, output and error streams, the terminal, signals, and local
+// IO holds the parts of the machine that a command uses: input, output and error streams, the terminal, signals, and local
 // installations of Spool.
 type IO struct {
 	In      io.Reader

@@ -34,7 +34,7 @@ func (w *waitFlag) Decode(ctx *kong.DecodeContext) error {
 	return nil
 }
 
-// IsBool tells kong that the flag can be used without a value.
+// IsBool returns true: kong then accepts the flag without a value.
 func (w *waitFlag) IsBool() bool { return true }
 
 // checkWait returns a usage error if --wait does not fit the other flags.

@@ -127,7 +127,7 @@ func (m *Meter) Register(ctx context.Context, sandbox string) error {
 	return nil
 }
 
-// Unregister tells the egress proxy that the execution has ended. From then on the proxy refuses model requests from the sandbox,
+// Unregister reports the end of the execution to the egress proxy. From then on the proxy refuses model requests from the sandbox,
 // whose processes may outlive the turn, because no execution would be charged for them.
 func (m *Meter) Unregister(ctx context.Context) {
 	sb := m.execution.Session.Run.Sandbox

@@ -39,7 +39,7 @@ type Translator struct {
 	garbage int
 }
 
-// LineResult is what a journal line is converted to. At most one of its fields is set.
+// LineResult is the result of the conversion of a journal line. At most one of its fields is set.
 type LineResult struct {
 	Event *events.Event
 	Delta *events.Delta

@@ -40,7 +40,7 @@ type ReadModels interface {
 // Config configures a Hub. ReadModels, NATS, Logger and Admission are required; zero numbers mean the defaults.
 type Config struct {
 	ReadModels ReadModels
-	// Partitions is how the log distributes ids over the projector's groups.
+	// Partitions describes the distribution of ids over the projector's groups.
 	Partitions events.Partitioning
 	NATS       *nats.Conn
 	Logger     *slog.Logger

@@ -43,7 +43,7 @@ func (f Frame) Append(b []byte, metadata bool) []byte {
 	return f.Metadata.Append(b, f.JSON)
 }
 
-// Lag is how far the read models are behind the log, as clients receive it.
+// Lag states whether the read models are behind the log, and by how many milliseconds. Clients receive it.
 type Lag struct {
 	Lagging bool   `json:"lagging"`
 	LagMs   uint32 `json:"lagMs"`

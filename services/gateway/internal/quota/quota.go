@@ -36,7 +36,7 @@ type Config struct {
 	// them.
 	Stored func(ctx context.Context, tenant string) (bytes int64, positions map[int]uint64, err error)
 	Now    func() time.Time
-	// Partitions is how the log distributes ids over the projector's groups.
+	// Partitions describes the distribution of ids over the projector's groups.
 	Partitions events.Partitioning
 }
 

@@ -22,7 +22,7 @@ type Config struct {
 	Timeout   time.Duration // maximum time that a read waits for Postgres to return a row; 0 means 5 s
 	FreshWait time.Duration // maximum time that a read waits for data that only the log contains yet; 0 means 3 s
 	Log       CommitLog     // required
-	// Partitions is how the log distributes ids over the projector's groups.
+	// Partitions describes the distribution of ids over the projector's groups.
 	Partitions events.Partitioning
 }
 

@@ -61,7 +61,7 @@ func (f *batchFold) changedUsageRow(tenant, day string) *TenantUsage {
 	return markChanged(&f.tenantUsage, x)
 }
 
-// dayUsage is what one session added to its tenant's usage on one day, a row of tenant_usage.
+// dayUsage is the amount that one session added to its tenant's usage on one day, a row of tenant_usage.
 type dayUsage struct {
 	Turns   int64   `json:"turns,omitempty"`
 	Tokens  int64   `json:"tokens,omitempty"`

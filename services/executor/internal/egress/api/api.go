@@ -48,7 +48,7 @@ type Budget struct {
 	Spent   events.BudgetUsage `json:"spent,omitzero"`
 }
 
-// SandboxState is what the egress proxy knows about a registered sandbox.
+// SandboxState is the state of a registered sandbox at the egress proxy.
 type SandboxState struct {
 	Sandbox           string   `json:"sandbox"`
 	Tenant            string   `json:"tenant,omitempty"`
