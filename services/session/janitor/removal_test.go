@@ -90,7 +90,7 @@ func (b *fixture) catchUp() {
 	c, err := b.js.CreateOrUpdateConsumer(b.t.Context(), d.Stream, d.Config)
 	must(b.t, err)
 	for left := c.CachedInfo().NumPending; left > 0; {
-		batch, err := c.Fetch(500, jetstream.FetchMaxWait(10*time.Second))
+		batch, err := c.Fetch(int(min(left, 500)), jetstream.FetchMaxWait(10*time.Second)) //nolint:gosec // at most 500
 		must(b.t, err)
 		for m := range batch.Messages() {
 			must(b.t, m.DoubleAck(b.t.Context()))
@@ -545,5 +545,49 @@ func TestPass_KeepsTheAuditInRunRetired(t *testing.T) {
 	must(t, err)
 	if len(report.Items) != 1 || report.Items[0].Messages != 3 {
 		t.Errorf("found %+v, want 3 commits to remove", report.Items)
+	}
+}
+
+// TestPass_CountsTheCommitsOfEverySubjectInRunRetired tests that run_retired has the number of commits of each subject,
+// whatever the partition of the session, so that they explain what the pass removes and nothing else: Verify reports a
+// living session whose commits are missing.
+func TestPass_CountsTheCommitsOfEverySubjectInRunRetired(t *testing.T) {
+	t.Parallel()
+	b := newFixture(t)
+	living := b.session(newID(events.KindSession))
+	var deleted []*eventlog.SessionState
+	for partition := 4; partition < events.MaxPartitions; partition += 20 { // the log has fewer partitions than an id
+		id := newID(events.KindSession)
+		for events.Partition(id) != partition {
+			id = newID(events.KindSession)
+		}
+		deleted = append(deleted, b.createDeleted(id, many(3, "plover")...))
+	}
+	j := b.janitor(janitor.Config{Grace: time.Millisecond})
+	b.pass(j, false)
+	for _, l := range deleted {
+		b.reload(l)
+		rec, err := b.log.CommitAt(t.Context(), eventlog.Position{Seq: l.RunHead.Seq})
+		must(t, err)
+		if d, ok := rec.Events[0].Data.(events.RunRetired); !ok || d.Life != 1 || d.Runs != 3 {
+			t.Errorf("the runs of a session in partition %d end with %+v, want 1 commit of life and 3 of runs", events.Partition(l.ID), rec.Events)
+		}
+	}
+	b.catchUp()
+	b.now = b.now.Add(time.Hour)
+	b.pass(j, false)
+	for _, l := range deleted {
+		if !b.isRemoved(l.ID) {
+			t.Errorf("the content of session %s is not removed", l.ID)
+		}
+	}
+	b.checkLog()
+	s, err := b.js.Stream(t.Context(), topology.EventsStreamName(0))
+	must(t, err)
+	must(t, s.Purge(t.Context(), jetstream.WithPurgeSubject(b.log.Partitioning().Subject(living.LifeHead.Subject))))
+	report, err := eventlog.Verify(t.Context(), b.log, eventlog.VerifyScope{})
+	must(t, err)
+	if p := report.Problem; p == nil || !strings.Contains(p.Why, "13 sequences of the log are missing, of which deleted sessions explain 12") {
+		t.Errorf("verify reports %v of a log without the commits of a living session", p)
 	}
 }

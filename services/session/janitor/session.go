@@ -163,6 +163,9 @@ func (p *pass) retireRuns(ctx context.Context, l *eventlog.SessionState) error {
 	if err != nil {
 		return err
 	}
+	if life == 0 {
+		return fmt.Errorf("retire session %s: the log has no commit on %s, but session_deleted is there", l.ID, l.LifeHead.Subject)
+	}
 	return p.appendToRuns(ctx, l, "retire", func(meta events.CommandMeta) run.Command {
 		return run.RetireRuns{CommandMeta: meta, Usage: usage, Life: life - 1, Runs: runs, Audit: audit, Stored: stored}
 	})
@@ -224,11 +227,12 @@ func (p *pass) appendToRuns(ctx context.Context, l *eventlog.SessionState, step 
 
 // countCommits returns the number of commits of a subject that the stream's leader has.
 func (p *pass) countCommits(ctx context.Context, shard int, s events.Subject) (uint32, error) {
-	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(s.String()))
+	subject := p.log.Partitioning().Subject(s)
+	info, err := p.streams[shard].stream.Info(ctx, jetstream.WithSubjectFilter(subject))
 	if err != nil {
 		return 0, fmt.Errorf("count commits of %s: %w", s, err)
 	}
-	return uint32(info.State.Subjects[s.String()]), nil //nolint:gosec // a session has no four billion commits
+	return uint32(info.State.Subjects[subject]), nil //nolint:gosec // a session has no four billion commits
 }
 
 // sessionUsage returns the usage that a deleted session added to its tenant's usage, and the bytes that it stores. It
