@@ -40,6 +40,11 @@ type VerifyReport struct {
 	Problems []LogProblem
 	// Stopped reports whether Verify stopped because of too many problems and did not check the rest.
 	Stopped bool
+	// Uncounted lists the run_retired events whose counts of commits cannot be true. Earlier builds wrote such counts.
+	Uncounted []Position
+	// Undecided is the number of missing commits that no count explains, but that the sessions of Uncounted may have
+	// had. Commits that the signed heads cover are never undecided.
+	Undecided uint64
 }
 
 // OpenExecution is an execution that has no terminal event in the log.
@@ -140,6 +145,8 @@ type Verifier struct {
 	whole    bool              // every commit of each shard is added
 	heads    *heads.Comparison // comparison of the current shard; nil for none
 	missing  uint64            // number of stream sequences without a commit, over all shards
+	proved   uint64            // sequence of the current shard up to which signed heads cover every commit
+	unproved uint64            // number of those of missing that no signed heads cover
 	afterGap Record            // the first commit after a gap
 }
 
@@ -156,8 +163,9 @@ type sessionCheck struct {
 	epoch      uint64
 	commits    map[events.Aspect]uint64 // number of commits so far
 	before     uint64                   // number of remaining commits of life before session_deleted and of run before run_retired
-	removable  uint64                   // number of those commits according to run_retired
+	removable  uint64                   // number of those commits according to run_retired, or at least that number if uncounted is set
 	retired    bool
+	uncounted  Position // of run_retired, if its counts cannot be true
 	// suspects are positions at which commits of the session are missing. They are problems unless the session is
 	// deleted and retired, because its commits may then have been removed.
 	suspects []LogProblem
@@ -276,17 +284,6 @@ func (v *Verifier) addSuspectProblem(rec Record, s *sessionCheck, why string) {
 	}
 }
 
-// countMissingSequences records the stream sequences that are missing before a commit.
-func (v *Verifier) countMissingSequences(rec Record) {
-	last := v.last[rec.Position.Shard]
-	if v.whole && rec.Position.Seq > last+1 {
-		if v.missing == 0 {
-			v.afterGap = rec
-		}
-		v.missing += rec.Position.Seq - last - 1
-	}
-}
-
 // checkOrder checks the order in the shard, and that the subject belongs to the shard.
 func (v *Verifier) checkOrder(rec Record, _ *sessionCheck) string {
 	if last := v.last[rec.Position.Shard]; rec.Position.Seq <= last {
@@ -376,34 +373,9 @@ func (v *Verifier) checkEvents(rec Record, s *sessionCheck) string {
 			s.deleted = true
 			s.before += s.commits[events.Life]
 		}
-		why = cmp.Or(why, s.checkRetirement(e), v.checkExecution(rec, s, e))
+		why = cmp.Or(why, s.checkRetirement(rec.Position, e), v.checkExecution(rec, s, e))
 	}
 	return why
-}
-
-// checkRetirement checks that run_retired follows session_deleted, and that only content_removed follows run_retired.
-func (s *sessionCheck) checkRetirement(e events.Event) string {
-	switch d := e.Data.(type) {
-	case events.RunRetired:
-		if !s.deleted {
-			return "run_retired of a session that was not deleted before"
-		}
-		if s.retired {
-			return "the session was retired before"
-		}
-		s.retired, s.removable = true, uint64(d.Life)+uint64(d.Runs)
-		s.before += s.commits[events.Run]
-		return ""
-	case events.ContentRemoved:
-		if !s.retired {
-			return "content_removed of a session that was not retired before"
-		}
-		return ""
-	}
-	if s.retired {
-		return fmt.Sprintf("%s after run_retired", e.Type())
-	}
-	return ""
 }
 
 // checkExecution checks one event of an execution. If the execution is accepted a second time, only that event is a
@@ -430,34 +402,6 @@ func (v *Verifier) checkExecution(rec Record, s *sessionCheck, e events.Event) s
 	return ""
 }
 
-// allProblems returns the problems found, with the missing commits that no deleted session explains.
-func (v *Verifier) allProblems() []LogProblem {
-	list := slices.Clone(v.problems)
-	at := map[Position]bool{}
-	for _, p := range list {
-		at[p.Position] = true
-	}
-	var explained uint64
-	suspected := false
-	for _, s := range v.sessions {
-		if s.retired {
-			explained += s.removable - min(s.removable, s.before)
-			continue
-		}
-		suspected = suspected || len(s.suspects) > 0
-		for _, p := range s.suspects {
-			if !at[p.Position] { // report only one problem per commit
-				list = append(list, p)
-			}
-		}
-	}
-	if !suspected && v.missing > explained { // otherwise the positions are known
-		list = append(list, v.newProblem(v.afterGap, fmt.Sprintf("%d sequences of the log are missing, of which deleted sessions explain %d; the first missing ones precede this commit", v.missing, explained)))
-	}
-	slices.SortStableFunc(list, func(a, b LogProblem) int { return a.Position.compare(b.Position) })
-	return list[:min(len(list), maxProblems)]
-}
-
 // compare orders positions by shard, and then by sequence.
 func (p Position) compare(o Position) int {
 	return cmp.Or(cmp.Compare(p.Shard, o.Shard), cmp.Compare(p.Seq, o.Seq))
@@ -465,7 +409,8 @@ func (p Position) compare(o Position) int {
 
 // Report returns the problems, counts and open executions that the Verifier has found so far.
 func (v *Verifier) Report() VerifyReport {
-	r := VerifyReport{Commits: v.commits, Events: v.events, Problems: v.allProblems(), Stopped: v.isReportFull()}
+	r := VerifyReport{Commits: v.commits, Events: v.events, Stopped: v.isReportFull()}
+	v.checkMissing(&r)
 	if i := slices.IndexFunc(r.Problems, func(p LogProblem) bool { return !p.Accepted }); i >= 0 {
 		r.Problem = &r.Problems[i]
 	}

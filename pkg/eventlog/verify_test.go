@@ -11,6 +11,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/eventlogtest"
+	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/eventlog/memlog"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -436,6 +437,106 @@ func TestVerify_ReportsCommitsThatNoDeletedSessionExplains(t *testing.T) {
 				t.Errorf("verify reports %v, %v, want %q", p, err, try.says)
 			}
 		})
+	}
+}
+
+// TestVerify_TakesAnImpossibleCountOfADeletionAsUnknown tests that run_retired with a count that cannot be true, as
+// earlier builds wrote it, explains no missing commit beyond those that content_removed counts. Verify reports the
+// others as undecided, because an interrupted erasure may have removed them.
+func TestVerify_TakesAnImpossibleCountOfADeletionAsUnknown(t *testing.T) {
+	t.Parallel()
+	for name, try := range map[string]struct {
+		counts    events.RunRetired
+		left      bool // the content of the deleted session is not removed
+		purged    bool // the commits of a living session are missing, too
+		undecided uint64
+	}{
+		"a count that wrapped":                              {events.RunRetired{Life: 1<<32 - 1}, false, false, 0},
+		"a count that wrapped, beside a purged session":     {events.RunRetired{Life: 1<<32 - 1}, false, true, 7},
+		"no commit of life, beside a purged session":        {events.RunRetired{Runs: 7}, false, true, 7},
+		"more commits than the log, beside a purged one":    {events.RunRetired{Life: 5, Runs: 40}, false, true, 7},
+		"fewer commits than are left, beside a purged one":  {events.RunRetired{Life: 1}, true, true, 7},
+		"both counts wrapped, whose sum fits, and a purged": {events.RunRetired{Life: 1<<32 - 1, Runs: 1<<32 - 1}, false, true, 7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := newSessionWriter(t, 1)
+			living, _, _ := s.writeWholeSession("living")
+			life, run, _ := s.writeWholeSession("gone")
+			s.write(life, 0, "", events.SessionDeleted{})
+			retired := s.write(run, 2, "", try.counts)
+			if !try.left {
+				s.write(run, 2, "", events.ContentRemoved{Messages: 7})
+			}
+			log := logWithGaps{s.log, map[eventlog.Position]bool{}}
+			for _, rec := range s.recordsOf(0) {
+				end := rec.Subject == run && rec.Position.Seq >= retired.Seq || slices.ContainsFunc(rec.Events, func(e events.Event) bool { return e.Type() == "session_deleted" })
+				log.missing[rec.Position] = !try.left && rec.Subject.ID == life.ID && !end || try.purged && rec.Subject.ID == living.ID
+			}
+			r, err := eventlog.Verify(t.Context(), log, eventlog.VerifyScope{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(r.Uncounted, []eventlog.Position{retired}) || r.Problem != nil || r.Undecided != try.undecided {
+				t.Errorf("verify reports %+v, want the count at %s to be unknown and %d commits undecided", r, retired, try.undecided)
+			}
+		})
+	}
+}
+
+// TestVerify_SignedHeadsDecideWhatCountsLeaveOpen tests that signed heads show whether missing commits are those of a
+// deleted session with an impossible count, or of a living one.
+func TestVerify_SignedHeadsDecideWhatCountsLeaveOpen(t *testing.T) {
+	t.Parallel()
+	key, err := heads.ParsePrivateKey(strings.Repeat("1", 64))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newSessionWriter(t, 1)
+	living, _, _ := s.writeWholeSession("living")
+	life, run, _ := s.writeWholeSession("gone")
+	s.write(life, 0, "", events.SessionDeleted{})
+	retired := s.write(run, 2, "", events.RunRetired{Life: 1<<32 - 1})
+	last := s.write(run, 2, "", events.ContentRemoved{Messages: 3}) // an interrupted erasure had removed the other four
+	entry := heads.ChainEntry{N: 1, Time: time.Unix(1_750_000_000, 0).UTC(), Through: last.Seq}
+	for subject, head := range s.heads {
+		entry.Heads = append(entry.Heads, heads.Head{Subject: subject.String(), Seq: head.Seq, Hash: head.Hash})
+	}
+	stored, _, err := entry.Sign(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := heads.NewChain(0)
+	if err := signed.Add(1, stored, key.Public()); err != nil {
+		t.Fatal(err)
+	}
+	for name, try := range map[string]struct {
+		heads     []*heads.Chain
+		purged    bool
+		undecided uint64
+		problem   string
+	}{
+		"sound, without heads":                   {nil, false, 4, ""},
+		"sound, with heads":                      {[]*heads.Chain{signed}, false, 0, ""},
+		"a living session purged, without heads": {nil, true, 11, ""},
+		"a living session purged, with heads":    {[]*heads.Chain{signed}, true, 0, living.ID},
+	} {
+		log := logWithGaps{s.log, map[eventlog.Position]bool{}}
+		for _, rec := range s.recordsOf(0) {
+			end := rec.Subject == run && rec.Position.Seq >= retired.Seq || slices.ContainsFunc(rec.Events, func(e events.Event) bool { return e.Type() == "session_deleted" })
+			log.missing[rec.Position] = rec.Subject.ID == life.ID && !end || try.purged && rec.Subject.ID == living.ID
+		}
+		r, err := eventlog.Verify(t.Context(), log, eventlog.VerifyScope{Heads: try.heads})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := ""
+		if r.Problem != nil {
+			found = r.Problem.Subject
+		}
+		if r.Undecided != try.undecided || (found == "") != (try.problem == "") || !strings.Contains(found, try.problem) {
+			t.Errorf("%s: %d commits undecided and the problem %v, want %d and a problem of %q", name, r.Undecided, r.Problem, try.undecided, try.problem)
+		}
 	}
 }
 

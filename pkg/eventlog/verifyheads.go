@@ -16,6 +16,7 @@ func (v *Verifier) startHeadComparison(c *heads.Chain, session events.Subject) {
 		covers = func(subject string) bool { return slices.Contains(names, subject) }
 	}
 	v.heads = c.Compare(covers)
+	v.proved, _ = c.ProvedThrough()
 	for _, f := range c.Faults() {
 		v.addHeadFault(heads.Fault{Subject: f.Subject, Seq: f.Seq, Why: "signed heads: " + f.Why}, c.Shard())
 	}

@@ -116,6 +116,55 @@ func TestVerify_ShowsEveryFault(t *testing.T) {
 	}
 }
 
+// withoutContent is a log of a deleted session without the commits before its deletion.
+type withoutContent struct{ eventlog.Log }
+
+func (l withoutContent) Read(ctx context.Context, after eventlog.Position, f eventlog.Filter) iter.Seq2[eventlog.Record, error] {
+	return func(yield func(eventlog.Record, error) bool) {
+		for rec, err := range l.Log.Read(ctx, after, f) {
+			if rec.Position.Seq > 2 && !yield(rec, err) {
+				return
+			}
+		}
+	}
+}
+
+// TestVerify_SaysWhichMissingCommitsAreUndecided tests that the report names deletions with impossible counts, and the
+// missing commits that only signed heads can explain.
+func TestVerify_SaysWhichMissingCommitsAreUndecided(t *testing.T) {
+	t.Parallel()
+	log := logged(t)
+	for i, p := range []events.Payload{events.SessionOptionsUpdated{}, events.SessionDeleted{}, events.RunRetired{Life: 1<<32 - 1}, events.ContentRemoved{Messages: 1}} {
+		subject := events.LifeSubject("default", ses)
+		if i > 1 {
+			subject = events.RunSubject("default", ses)
+		}
+		head, err := log.Last(t.Context(), subject, eventlog.AnyReplica)
+		if err != nil {
+			t.Fatal(err)
+		}
+		id := ses + string(rune('c'+i))
+		event := events.Event{ID: events.DeriveID(events.KindEvent, id), Time: time.Unix(1, 0), Source: events.FromServer, Data: p}
+		if _, err := log.Append(t.Context(), head, events.Draft{ID: events.DeriveID(events.KindCommit, id), Events: []events.Event{event}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for args, want := range map[string]string{
+		"": "unknown: 1 deleted sessions have a count of commits that cannot be true, which an earlier build wrote; the first is at 0-4\n" +
+			"undecided: 1 commits are missing that these sessions may have had; compare the log with its signed heads (--public-key)\n" +
+			"sound except for 1 missing commits, which are undecided: ",
+		"--json": `"uncounted":["0-4"],"undecided":1}`,
+	} {
+		w := testIO(t)
+		w.Local = &fakeLocal{dir: "/d", open: func() (Installation, error) {
+			return Installation{Log: withoutContent{log}, Close: func() error { return nil }}, nil
+		}}
+		if got := spool(t, w, append([]string{"verify"}, strings.Fields(args)...)...); got.code != ExitDone || !strings.Contains(got.out, want) {
+			t.Errorf("verify %s: %+v, want %s", args, got, want)
+		}
+	}
+}
+
 func TestInstallation_ReportsWhatIsUnreachable(t *testing.T) {
 	t.Parallel()
 	got := spool(t, testIO(t), "verify", "--nats-url", "nats://127.0.0.1:1")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
@@ -102,6 +103,9 @@ type reportJSON struct {
 	Problems []problemJSON   `json:"problems,omitempty"`
 	Stopped  bool            `json:"stopped,omitempty"` // too many problems: the rest was not checked
 	Proved   []signedShard   `json:"proved,omitempty"`  // with public keys: how far the signed heads of each shard reach
+	// Uncounted are the positions of deletions whose counts of commits cannot be true; earlier builds wrote such counts.
+	Uncounted []string `json:"uncounted,omitempty"`
+	Undecided uint64   `json:"undecided,omitempty"` // missing commits that may be those of these deletions, and that no signed heads cover
 }
 
 // openQueryJSON is the JSON form of a query that has not ended.
@@ -129,7 +133,10 @@ func newProblemJSON(p eventlog.LogProblem) problemJSON {
 // printReport prints the report on the log, and how far its signed heads reach.
 func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*heads.Chain) error {
 	if c.JSON {
-		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQueryJSON{}, Stopped: r.Stopped}
+		v := reportJSON{Proved: describeSignedShards(chains), OK: r.Problem == nil, Sessions: r.Sessions, Commits: r.Commits, Events: r.Events, Open: []openQueryJSON{}, Stopped: r.Stopped, Undecided: r.Undecided}
+		for _, at := range r.Uncounted {
+			v.Uncounted = append(v.Uncounted, at.String())
+		}
 		for _, o := range r.Open {
 			v.Open = append(v.Open, openQueryJSON{o.Tenant, o.Session, o.ExecutionID, o.Position.String(), o.Deleted})
 		}
@@ -159,13 +166,32 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 	if err := printSignedShards(a.Out, chains); err != nil {
 		return err
 	}
+	if err := printUncounted(a.Out, r); err != nil {
+		return err
+	}
 	if r.Problem != nil {
 		return nil // the returned error has the problem
 	}
 	sound := "sound"
-	if len(r.Problems) > 0 {
+	switch {
+	case r.Undecided > 0:
+		sound = fmt.Sprintf("sound except for %d missing commits, which are undecided", r.Undecided)
+	case len(r.Problems) > 0:
 		sound = "sound except for accepted problems"
 	}
 	_, err := fmt.Fprintf(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
+	return err
+}
+
+// printUncounted prints how many deletions have impossible counts, and what follows for missing commits.
+func printUncounted(w io.Writer, r eventlog.VerifyReport) error {
+	if len(r.Uncounted) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("unknown: %d deleted sessions have a count of commits that cannot be true, which an earlier build wrote; the first is at %s\n", len(r.Uncounted), r.Uncounted[0])
+	if r.Undecided > 0 {
+		text += fmt.Sprintf("undecided: %d commits are missing that these sessions may have had; compare the log with its signed heads (--public-key)\n", r.Undecided)
+	}
+	_, err := io.WriteString(w, text)
 	return err
 }
