@@ -17,9 +17,9 @@ import (
 // logStream is the name of the log's only stream in an installation with one shard, such as `spool up`.
 const logStream = "EVENTS-0"
 
-// ReadLog returns a description of every message in the stream EVENTS-0, in order. It does not use Spool's own code to
-// read the log.
-func ReadLog(ctx context.Context, nc *nats.Conn) ([]RecordedCommit, error) {
+// ReadLog returns a description of every message in the stream EVENTS-0, in order, and calls each with every message. It
+// does not use Spool's own code to read the log.
+func ReadLog(ctx context.Context, nc *nats.Conn, each func(seq uint64, message []byte)) ([]RecordedCommit, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {
 		return nil, err
@@ -45,6 +45,7 @@ func ReadLog(ctx context.Context, nc *nats.Conn) ([]RecordedCommit, error) {
 		if err := json.Unmarshal(m.Data, &c); err != nil {
 			return nil, fmt.Errorf("message %d: %w", seq, err)
 		}
+		each(seq, m.Data)
 		sum := sha256.Sum256(m.Data)
 		log = append(log, RecordedCommit{Seq: seq, Subject: m.Subject, ID: c.ID, Hash: c.Hash, SHA256: hex.EncodeToString(sum[:])})
 	}

@@ -211,7 +211,11 @@ func (w *recorder) readLog(ctx context.Context, data string) (err error) {
 		return err
 	}
 	defer nc.Close()
-	w.manifest.Log, err = compat.ReadLog(ctx, nc)
+	w.manifest.Log, err = compat.ReadLog(ctx, nc, func(seq uint64, message []byte) {
+		if bytes.Contains(message, []byte(`"life":4294967295`)) {
+			w.manifest.Uncounted = append(w.manifest.Uncounted, seq)
+		}
+	})
 	if n := len(w.manifest.Log); n > 0 {
 		w.manifest.Last = w.manifest.Log[n-1].Seq
 	}
@@ -221,6 +225,9 @@ func (w *recorder) readLog(ctx context.Context, data string) (err error) {
 // readSessions adds what the REST API returns about all sessions to the recording, up to the last commit in the
 // recorded log.
 func (w *recorder) readSessions() error {
+	if err := w.awaitReadModels(); err != nil {
+		return err
+	}
 	listed := map[string]json.RawMessage{}
 	for _, key := range w.manifest.Keys {
 		var page struct{ Sessions []json.RawMessage }
@@ -245,6 +252,23 @@ func (w *recorder) readSessions() error {
 		}
 		if err := w.readSession(s); err != nil {
 			return fmt.Errorf("session %s (%s): %w", s.ID, s.Name, err)
+		}
+	}
+	return nil
+}
+
+// awaitReadModels waits until the read models have the last recorded commit of every session.
+func (w *recorder) awaitReadModels() error {
+	last := map[string]uint64{} // by session id
+	for _, c := range w.manifest.Log {
+		last[strings.Split(c.Subject, ".")[3]] = c.Seq
+	}
+	for _, s := range w.manifest.Sessions {
+		if s.Deleted {
+			continue
+		}
+		if err := w.CallAPI(w.manifest.Keys[s.Tenant], "GET", fmt.Sprintf("/api/sessions/%s?minPosition=0-%d", s.ID, last[s.ID]), nil, nil); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/test/compat"
@@ -79,7 +81,7 @@ type recorder struct {
 // createAllSessions creates sessions of every kind. The one with the running turn is the last one.
 func (w *recorder) createAllSessions() error {
 	for _, step := range []func() error{
-		w.createKeys, w.applyCatalogue, w.createConversation, w.createFilesSession, w.createAppliedAgentSession, w.createCLISessions, w.createControlledSessions, w.createFailedSession, w.createUsedUpBudgetSession, w.createDeletedSession, w.createIdleSession, w.createOpenTurnSession,
+		w.createKeys, w.applyCatalogue, w.createConversation, w.createFilesSession, w.createAppliedAgentSession, w.createCLISessions, w.createControlledSessions, w.createFailedSession, w.createUsedUpBudgetSession, w.createDeletedSessions, w.createIdleSession, w.createOpenTurnSession,
 	} {
 		if err := step(); err != nil {
 			return err
@@ -332,17 +334,37 @@ func (w *recorder) createUsedUpBudgetSession() error {
 	return nil
 }
 
-// createDeletedSession creates a session, takes a turn in it and deletes the session.
-func (w *recorder) createDeletedSession() error {
-	s, err := w.createSession("default", compat.DeletedSession, map[string]any{"architecture": "spool"})
-	if err != nil {
-		return err
+// createDeletedSessions creates three sessions, takes a turn in each and deletes them. It returns after their content is
+// erased.
+func (w *recorder) createDeletedSessions() error {
+	var ids []string
+	for range 3 {
+		s, err := w.createSession("default", compat.DeletedSession, map[string]any{"architecture": "spool"})
+		if err != nil {
+			return err
+		}
+		if err := w.runTurn(s, "hello", completedType); err != nil {
+			return err
+		}
+		w.manifest.Sessions[len(w.manifest.Sessions)-1].Deleted = true
+		if err := w.CallAPI(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil); err != nil {
+			return err
+		}
+		ids = append(ids, s.ID)
 	}
-	if err := w.runTurn(s, "hello", completedType); err != nil {
-		return err
+	// A pass lists a session until its content is erased and the read models have recorded it.
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(time.Second) {
+		out, err := w.RunCLI("", "gc", "--grace", "1ms", "--json")
+		if err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(ids, func(id string) bool { return strings.Contains(out, id) }) {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("deleted sessions are not erased: %s", out)
+		}
 	}
-	w.manifest.Sessions[len(w.manifest.Sessions)-1].Deleted = true
-	return w.CallAPI(w.manifest.Keys["default"], "DELETE", "/api/sessions/"+s.ID, nil, nil)
 }
 
 // createIdleSession creates a session whose sandbox was removed after a time without turns; its workspace is in a
