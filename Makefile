@@ -8,7 +8,7 @@ export PATH := $(CURDIR)/.tools/bin:$(CURDIR)/.tools/agents/node_modules/.bin:$(
 
 ARGS ?=
 
-.PHONY: help demo up images test race attacks matrix approvals chaos lint generate verify bench dependencies record install
+.PHONY: help demo up images test race slow attacks matrix approvals chaos lint generate verify bench dependencies record install
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ test: ## Run all tests (ARGS="-run Name"); with CI=true install missing programs
 
 race: ## Run the tests of the log, the bus, the services and the runner with the race detector (ARGS="-run Name")
 	@scripts/test --raced $(ARGS)
+
+slow: ## Run make race and make test with half of the processor time (ARGS="go test ./…" runs that instead); needs root
+	@scripts/slow $(ARGS)
 
 test-modal: ## Run the suite of sandbox providers against Modal itself, with the token in SPOOL_MODAL_TOKEN_ID and SPOOL_MODAL_TOKEN_SECRET
 	@scripts/test-modal $(ARGS)

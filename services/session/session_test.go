@@ -150,9 +150,10 @@ func (s *stack) request(c command.Command, target string) (command.Answer, error
 	if err != nil {
 		return command.Answer{}, err
 	}
-	// Like a gateway, send a command again under its id if no answer arrives.
+	// Like a gateway, send a command again under its id if no answer arrives. The deadline grows, because a slow machine may
+	// never meet the first one.
 	for tries := 0; ; tries++ {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second<<min(tries, 4))
 		reply, err := bus.Request(ctx, s.js, bus.Command{Subject: topology.CommandSubject(topology.ServiceSession, c.Tenant, target), ID: c.ID, Payload: payload})
 		cancel()
 		if err == nil {
