@@ -142,7 +142,7 @@ func (c *Controller) CheckDue(l *eventlog.SessionState) error {
 
 // acquireSlot blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
 // needs no slot: only the start of an agent needs one. To follow a running agent, or to end an execution that a control stopped, needs
-// none.
+// none. An execution that waits for approval acquires its slot later, before the runner gets the decision.
 func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.SessionState) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
