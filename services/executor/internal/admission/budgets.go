@@ -66,7 +66,7 @@ func (c *Controller) awaitBudgets(ctx context.Context, l *eventlog.SessionState)
 	within, cancel := context.WithTimeout(ctx, maxUsageWait)
 	defer cancel()
 	if err := c.Budgets.AwaitCounted(within, l.Tenant, c.usagePositions(l)); err != nil {
-		return bus.RetryAfter(fmt.Errorf("tenant %s: %w: %w", l.Tenant, errUsageUnknown, err), claimRetryDelay)
+		return bus.RetryAfter(fmt.Errorf("tenant %s: %w: %w", l.Tenant, errUsageUnknown, err), tenantSlotRetryDelay)
 	}
 	return c.checkBudgets(ctx, l)
 }
