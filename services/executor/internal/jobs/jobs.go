@@ -125,6 +125,7 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 			err = h.Turns.Execute(ctx, l, b)
 			var exceeded *admission.BudgetError
 			if errors.As(err, &exceeded) {
+				h.Logger.Info("an execution is ended before its claim", "session", l.ID, "execution", l.Life.Active.ExecutionID, "reason", exceeded)
 				err = h.endUnclaimed(ctx, l, exceeded.Failed)
 			}
 		case run.EndUnstarted:
