@@ -24,6 +24,32 @@ type Tenant struct {
 	Budgets []Budget            `json:"budgets"`
 	Limits  events.TenantLimits `json:"limits,omitzero"`
 	Used    DailyOutput         `json:"used,omitzero"` // counted against the event limits; empty if the tenant has none
+	// Counted is the position in each shard of the log up to which the usage is counted. It is nil in an entry that an
+	// earlier version wrote.
+	Counted Positions `json:"counted,omitempty"`
+}
+
+// Positions holds a stream sequence for each of several shards of the log.
+type Positions map[int]uint64
+
+// Include raises the position in a shard to seq, unless it is higher already.
+func (p Positions) Include(shard int, seq uint64) { p[shard] = max(p[shard], seq) }
+
+// HasLimitedUsage reports whether the tenant has a limit that its usage can reach: a budget or a daily limit on events.
+func (t Tenant) HasLimitedUsage() bool { return len(t.Budgets) > 0 || t.HasDailyEventLimit() }
+
+// HasCounted reports whether the tenant's usage includes its commits up to the given positions. It returns true if
+// no limit depends on the usage, or if an earlier version wrote the entry, which does not state what it has counted.
+func (t Tenant) HasCounted(to Positions) bool {
+	if !t.HasLimitedUsage() || t.Counted == nil {
+		return true
+	}
+	for shard, seq := range to {
+		if t.Counted[shard] < seq {
+			return false
+		}
+	}
+	return true
 }
 
 // DailyOutput is the amount that a tenant's sessions have appended to the log on one day.
@@ -160,11 +186,12 @@ type Watch struct {
 
 	mu      sync.Mutex
 	tenants map[string]Tenant
+	changed chan struct{} // closed and replaced when tenants changes
 }
 
 // NewWatch returns a Watch whose copy is empty until Run has read the bucket.
 func NewWatch(js jetstream.JetStream, logger *slog.Logger) *Watch {
-	return &Watch{js: js, logger: logger, ready: make(chan struct{}), tenants: map[string]Tenant{}}
+	return &Watch{js: js, logger: logger, ready: make(chan struct{}), tenants: map[string]Tenant{}, changed: make(chan struct{})}
 }
 
 // Run keeps the copy of the bucket budgets up to date until ctx ends. While the bucket cannot be watched, the last
@@ -197,11 +224,18 @@ func (w *Watch) applyEntry(entry jetstream.KeyValueEntry) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.signalChange()
 	if t.IsEmpty() {
 		delete(w.tenants, entry.Key())
 		return
 	}
 	w.tenants[entry.Key()] = t
+}
+
+// signalChange wakes all calls of AwaitCounted. The caller holds mu.
+func (w *Watch) signalChange() {
+	close(w.changed)
+	w.changed = make(chan struct{})
 }
 
 // Limits returns the tenant's own limits, as Run has read them last from the bucket budgets. It does not block: until
@@ -217,6 +251,7 @@ func (w *Watch) Limits(tenant string) events.TenantLimits {
 func (w *Watch) keepOnly(seen map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.signalChange()
 	for tenant := range w.tenants {
 		if !seen[tenant] {
 			delete(w.tenants, tenant)
@@ -244,4 +279,23 @@ func (w *Watch) Get(ctx context.Context, tenant string) (Tenant, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.tenants[tenant], nil
+}
+
+// AwaitCounted blocks until the usage of a tenant is counted up to the given positions (Tenant.HasCounted), or until ctx
+// ends. It returns the error of ctx, or of Get.
+func (w *Watch) AwaitCounted(ctx context.Context, tenant string, to Positions) error {
+	for {
+		w.mu.Lock()
+		changed := w.changed
+		w.mu.Unlock()
+		t, err := w.Get(ctx, tenant)
+		if err != nil || t.HasCounted(to) {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
 }

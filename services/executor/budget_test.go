@@ -114,7 +114,7 @@ func TestTenantBudget_CountsOtherSessions(t *testing.T) {
 			if proxied {
 				b.egress = &fakeEgress{}
 			}
-			limit := events.Budget{Tokens: 1000, Turns: 1}
+			limit := events.Budget{Tokens: 1000, Turns: 8}
 			b.setSpent(limit, events.BudgetUsage{Tokens: 10, Turns: 7})
 			b.run()
 			s := b.session()

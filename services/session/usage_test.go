@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -44,9 +46,9 @@ func (s *stack) setTenantEntry(entryOfTenant budget.Tenant) {
 			Shards map[string]map[string]any `json:"shards"`
 		}{}
 		must(s.t, json.Unmarshal(have.Value(), &entry))
-		entry.Tenant = entryOfTenant
-		for _, shard := range entry.Shards {
-			shard["seq"] = uint64(1) << 62
+		entry.Tenant, entry.Counted = entryOfTenant, budget.Positions{}
+		for i, shard := range slices.Collect(maps.Values(entry.Shards)) {
+			shard["seq"], entry.Counted[i] = uint64(1)<<62, 1<<62
 		}
 		body, err := json.Marshal(entry)
 		must(s.t, err)

@@ -37,10 +37,12 @@ type Leases interface {
 
 // Budgets reads the budgets and limits of tenants, and their usage.
 type Budgets interface {
-	// Of returns the budgets and limits of a tenant, and the usage of all its sessions.
+	// Get returns the budgets and limits of a tenant, and the usage of all its sessions.
 	Get(ctx context.Context, tenant string) (budget.Tenant, error)
 	// Limits returns a tenant's own limits as they were last read. It does not block.
 	Limits(tenant string) events.TenantLimits
+	// AwaitCounted blocks until the usage of a tenant is counted up to the given positions of the log, or until ctx ends.
+	AwaitCounted(ctx context.Context, tenant string, to budget.Positions) error
 }
 
 // SandboxChecker checks whether this executor can use the sandbox of a session.
@@ -62,20 +64,22 @@ type Config struct {
 	TenantSlots     int // maximum number of concurrent executions of a tenant without a limit of its own, over all executors; 0 is no limit
 	TenantSandboxes int // maximum number of sandboxes of a tenant without a limit of its own; 0 is no limit
 
-	Leases  Leases
-	Budgets Budgets        // nil: no tenant has limits of its own
-	Room    *storage.Watch // nil: the store of NATS is never full
-	Idle    SandboxChecker
-	Sandbox sandbox.Provider
-	Dialer  *agents.Dialer
-	Logger  *slog.Logger
-	Now     func() time.Time
+	Sessions eventlog.Sessions
+	Leases   Leases
+	Budgets  Budgets        // nil: no tenant has budgets or limits of its own
+	Room     *storage.Watch // nil: the store of NATS is never full
+	Idle     SandboxChecker
+	Sandbox  sandbox.Provider
+	Dialer   *agents.Dialer
+	Logger   *slog.Logger
+	Now      func() time.Time
 }
 
 // A Controller decides whether this executor may start or continue an execution now. It is safe for concurrent use.
 type Controller struct {
 	Config
 	slots *permits.Limiter
+	ends  turnEnds
 }
 
 // New returns a Controller.
@@ -95,23 +99,20 @@ const (
 var (
 	// errTenantSlots is returned when the tenant runs its maximum number of executions, over all executors.
 	errTenantSlots = errors.New("the tenant runs its maximum number of executions")
-	// errTurnsUsedUp is returned for an execution that the session's budget of turns does not allow. The session service
-	// ends it; an executor that has just finished the session's previous turn can see it first.
-	errTurnsUsedUp = errors.New("the session's turns are used up")
 	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again later, and
 	// meanwhile the execution has no slot.
 	errNotDue = errors.New("the next attempt is not due yet")
 )
 
-// CheckClaim returns nil if this executor may claim the active execution of a session now. Otherwise the error contains the delay after which
-// the job is to be delivered again.
+// CheckClaim returns nil if this executor may claim the active execution of a session now. It returns a *BudgetError if the execution must
+// end because a budget is used up. Any other error contains the delay after which the job is to be delivered again.
 func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.SessionState) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
 	}
 	if l.Run.Execution != l.Life.Active.ExecutionID {
-		if turns := l.Life.Options.Budget.Turns; turns > 0 && l.Run.SessionUsage().Turns >= turns {
-			return bus.RetryAfter(fmt.Errorf("%s: %w", l.ID, errTurnsUsedUp), claimRetryDelay)
+		if err := c.awaitBudgets(ctx, l); err != nil {
+			return err
 		}
 		if err := c.Room.Check(ctx, 0); err != nil {
 			return err
@@ -142,7 +143,7 @@ func (c *Controller) CheckDue(l *eventlog.SessionState) error {
 
 // acquireSlot blocks until the active execution has a slot, and returns the function that releases the slot. It returns nil if the execution
 // needs no slot: only the start of an agent needs one. To follow a running agent, or to end an execution that a control stopped, needs
-// none.
+// none. An execution that waits for approval acquires its slot later, before the runner gets the decision.
 func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.SessionState) (release func(), err error) {
 	r := l.Run
 	claimed := r.Execution == l.Life.Active.ExecutionID
@@ -152,7 +153,10 @@ func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.SessionState) 
 		return nil, nil
 	}
 	if release, err = c.slots.Acquire(ctx, l.Tenant); err == nil {
-		if err = c.checkTenantSlots(ctx, l.Tenant); err != nil {
+		if err = c.checkTenantSlots(ctx, l.Tenant); err == nil && !claimed {
+			err = c.checkBudgets(ctx, l) // another turn of the tenant may have ended while this one waited
+		}
+		if err != nil {
 			release()
 			release = nil
 			c.Leases.Renew(ctx)

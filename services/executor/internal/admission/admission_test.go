@@ -65,8 +65,9 @@ func (e *engine) Attach(_ context.Context, id string) (sandbox.Sandbox, error) {
 // limits are the own limits of every tenant.
 type limits events.TenantLimits
 
-func (limits) Get(context.Context, string) (budget.Tenant, error) { return budget.Tenant{}, nil }
-func (l limits) Limits(string) events.TenantLimits                { return events.TenantLimits(l) }
+func (limits) Get(context.Context, string) (budget.Tenant, error)           { return budget.Tenant{}, nil }
+func (limits) AwaitCounted(context.Context, string, budget.Positions) error { return nil }
+func (l limits) Limits(string) events.TenantLimits                          { return events.TenantLimits(l) }
 
 func newController(change func(*admission.Config)) *admission.Controller {
 	log, e := slog.New(slog.DiscardHandler), &engine{}

@@ -12,9 +12,6 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 )
 
-// CodeExceeded is the code of an execution that ended because a budget is used up.
-const CodeExceeded = "BUDGET_EXCEEDED"
-
 // Limits are the budgets of a session and its tenant, and the tenant's usage.
 type Limits struct {
 	Session events.Budget
@@ -83,7 +80,7 @@ func (t *Tracker) ExceededLimit(e Execution, l Limits, s run.State, now time.Tim
 	for _, b := range t.Budgets(e, l, s, now) {
 		b.Limit.Turns = 0
 		if message := b.Limit.ExceededLimit(b.Spent, b.Whose); message != "" {
-			return CodeExceeded, message
+			return budget.CodeExceeded, message
 		}
 	}
 	if message := l.Tenant.ExceededEventLimit(e.Tenant, now); message != "" {

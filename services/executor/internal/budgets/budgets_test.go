@@ -91,11 +91,11 @@ func TestTracker_Exceeded(t *testing.T) {
 		"no limits":               {},
 		"within all budgets":      {own: events.Budget{Tokens: 101}, limits: tenant(events.Budget{Tokens: 101}, events.BudgetUsage{})},
 		"turns are used up":       {own: events.Budget{Turns: 4}},
-		"of the execution":        {own: events.Budget{Tokens: 100}, code: budgets.CodeExceeded, message: "the execution has used 100 tokens"},
-		"of the session":          {limits: budgets.Limits{Session: events.Budget{TimeMs: 30000}}, code: budgets.CodeExceeded, message: "the session has run for 30000 ms"},
-		"of the tenant":           {limits: tenant(events.Budget{CostUSD: 1}, events.BudgetUsage{CostUSD: 2}), code: budgets.CodeExceeded, message: "tenant acme since"},
+		"of the execution":        {own: events.Budget{Tokens: 100}, code: budget.CodeExceeded, message: "the execution has used 100 tokens"},
+		"of the session":          {limits: budgets.Limits{Session: events.Budget{TimeMs: 30000}}, code: budget.CodeExceeded, message: "the session has run for 30000 ms"},
+		"of the tenant":           {limits: tenant(events.Budget{CostUSD: 1}, events.BudgetUsage{CostUSD: 2}), code: budget.CodeExceeded, message: "tenant acme since"},
 		"events of the tenant":    {limits: budgets.Limits{Tenant: full}, code: events.CodeTenantEvents, message: "tenant acme has added 10 events"},
-		"execution before tenant": {own: events.Budget{Tokens: 1}, limits: budgets.Limits{Tenant: full}, code: budgets.CodeExceeded, message: "the execution"},
+		"execution before tenant": {own: events.Budget{Tokens: 1}, limits: budgets.Limits{Tenant: full}, code: budget.CodeExceeded, message: "the execution"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

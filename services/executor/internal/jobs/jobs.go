@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/handling"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -25,7 +26,8 @@ import (
 
 // ExecutionRunner runs the executions of sessions.
 type ExecutionRunner interface {
-	// Execute runs the active execution of a session to its end or its pause.
+	// Execute runs the active execution of a session to its end or its pause. It returns an *admission.BudgetError if no executor has
+	// claimed the execution and a budget does not allow its start.
 	Execute(ctx context.Context, l *eventlog.SessionState, s *handling.Session) error
 }
 
@@ -121,8 +123,13 @@ func (h *Handler) handleSession(ctx context.Context, ref topology.SessionRef, b 
 		switch l.DueWork() {
 		case run.ExecuteTurn:
 			err = h.Turns.Execute(ctx, l, b)
+			var exceeded *admission.BudgetError
+			if errors.As(err, &exceeded) {
+				h.Logger.Info("an execution is ended before its claim", "session", l.ID, "execution", l.Life.Active.ExecutionID, "reason", exceeded)
+				err = h.endUnclaimed(ctx, l, exceeded.Failed)
+			}
 		case run.EndUnstarted:
-			err = h.endUnclaimed(ctx, l)
+			err = h.endUnclaimed(ctx, l, events.ExecutionCancelled{Reason: l.Life.ControlOf(l.Life.Active.ExecutionID).Reason})
 		case run.ReleaseSandbox:
 			err = h.Idle.ReleaseSandbox(ctx, l, b)
 		case run.SyncWorkspace:
@@ -168,12 +175,10 @@ func isDraining(ctx context.Context) bool {
 	}
 }
 
-// endUnclaimed records the end of an execution that a control stopped before any executor claimed it.
-func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.SessionState) error {
-	active := l.Life.Active.ExecutionID
+// endUnclaimed appends the terminal event outcome of the active execution, which no executor has claimed.
+func (h *Handler) endUnclaimed(ctx context.Context, l *eventlog.SessionState, outcome events.Payload) error {
 	d, err := h.Runs.Decide(l.Run, run.AbandonExecution{
-		CommandMeta: h.Runs.NewMeta(), ExecutionID: active, Turn: l.Life.Active.Turn, By: h.Executor,
-		Outcome: events.ExecutionCancelled{Reason: l.Life.ControlOf(active).Reason},
+		CommandMeta: h.Runs.NewMeta(), ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, By: h.Executor, Outcome: outcome,
 	})
 	if err != nil {
 		return runlog.ErrChanged

@@ -80,7 +80,7 @@ func (m *Meter) ExceededLimit(unstored []events.Event) (code, message string) {
 	s := m.execution.Session.Run
 	for _, e := range unstored {
 		if d, ok := e.Data.(events.EgressDenied); ok && d.Code == codeModelRefused && e.ExecutionID == m.execution.ID {
-			return budgets.CodeExceeded, d.Message
+			return budget.CodeExceeded, d.Message
 		}
 		s = run.Evolve(s, e)
 	}

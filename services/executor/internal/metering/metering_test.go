@@ -14,7 +14,6 @@ import (
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
-	"github.com/spoolhq/spool/services/executor/internal/budgets"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
 	"github.com/spoolhq/spool/services/executor/internal/link"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
@@ -168,7 +167,7 @@ func TestMeter_Exceeded(t *testing.T) {
 		"as many tokens as the limit": {called(100), "the execution"},
 	} {
 		code, message := m.ExceededLimit(c.unstored)
-		if (code == budgets.CodeExceeded) != (c.want != "") || !strings.Contains(message, c.want) {
+		if (code == budget.CodeExceeded) != (c.want != "") || !strings.Contains(message, c.want) {
 			t.Errorf("%s: %s %q", name, code, message)
 		}
 	}

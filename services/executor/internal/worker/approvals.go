@@ -25,7 +25,7 @@ type verdictQueue struct {
 	inFlight map[string]bool // requests whose verdict was sent over the present stream, by id
 	sent     chan sentVerdict
 	granted  chan func() // a permit for the turn, after requestSlot
-	waits    bool        // the turn has released its slot, because the execution waits for a person
+	waits    bool        // the turn has released its slot and its count, because the execution waits for a person or for a slot
 	asks     bool        // a permit was requested and not granted yet
 	failed   []string    // requests in inFlight whose verdict did not reach the runner
 	classes  []string    // classes of which a person has approved all requests
@@ -57,20 +57,22 @@ func (a *verdictQueue) markFailedDue() {
 	a.failed = nil
 }
 
-// sendVerdicts sends the runner the decisions on open approval requests, and rejections of requests that nobody decided in time. While the
-// execution waits for a person it holds no slot, and sendVerdicts first requests one.
+// sendVerdicts sends the runner the decisions on open approval requests, and rejections of requests that nobody decided in time. It sends
+// them only while the turn holds a slot. A turn holds none while its execution waits for a person, and none if it follows an agent that
+// another executor has started.
 func (f *follower) sendVerdicts() {
 	due := f.dueVerdicts()
 	switch {
 	case f.ended != nil || f.stop.IsStopping():
 		return // the runner retracts the requests
+	case !f.accepted:
+		return // no agent of the execution runs, and the turn needs its slot to start one
 	case len(due) == 0 && f.Session.Run.Phase == run.Waiting && len(f.approvals.inFlight) == 0:
 		f.releaseSlot()
 		return
-	case f.approvals.waits && !f.slot.IsHeld() && (len(due) > 0 || f.Session.Run.Phase != run.Waiting):
+	case !f.slot.IsHeld() && (len(due) > 0 || f.approvals.waits && f.Session.Run.Phase != run.Waiting):
+		f.releaseSlot()
 		f.requestSlot()
-	}
-	if f.approvals.waits {
 		return
 	}
 	for _, d := range due {
@@ -271,7 +273,7 @@ var outcomeOfDecision = map[string]string{
 	events.DecisionReject: events.OutcomeRejected, events.DecisionAnswer: events.OutcomeAnswered,
 }
 
-// releaseSlot releases the slot of the turn.
+// releaseSlot releases the slot of the turn. Without a slot, the turn no longer counts as a running execution.
 func (f *follower) releaseSlot() {
 	if !f.approvals.waits {
 		f.approvals.waits = true

@@ -12,7 +12,8 @@ import (
 )
 
 // Execute claims the active execution of a session, or continues this executor's claim, and runs the execution to its end or its pause.
-// After the end it takes a snapshot. It implements jobs.ExecutionRunner.
+// After the end it takes a snapshot. The error is an *admission.BudgetError if the execution must end instead of being claimed. It implements
+// jobs.ExecutionRunner.
 func (w *Worker) Execute(ctx context.Context, l *eventlog.SessionState, b *handling.Session) error {
 	if err := w.admission.CheckClaim(ctx, l); err != nil {
 		return err
@@ -47,6 +48,7 @@ func (w *Worker) claimAndRun(ctx context.Context, l *eventlog.SessionState, b *h
 	}
 	t := newTurn(w, l, b)
 	t.slot = slot
+	defer func() { w.admission.RecordTurn(ctx, t.Session) }()
 	t.Log.Info("execution claimed", "sandbox", l.Run.Sandbox.ID, "slot", slot.IsHeld())
 	return t, t.runAttempts(ctx)
 }

@@ -183,7 +183,7 @@ func New(cfg Config, d Deps) *Worker {
 	}
 	w.admission = admission.New(admission.Config{
 		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: cfg.Reserved, TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes,
-		Leases: d.Leases, Budgets: d.Budgets, Room: d.Room, Idle: w.idle, Sandbox: d.Sandbox, Dialer: w.dialer, Logger: d.Logger, Now: d.Now,
+		Sessions: d.Sessions, Leases: d.Leases, Budgets: d.Budgets, Room: d.Room, Idle: w.idle, Sandbox: d.Sandbox, Dialer: w.dialer, Logger: d.Logger, Now: d.Now,
 	})
 	w.maintenance = maintenance.Config{Beat: cfg.Beat, Sandbox: d.Sandbox, Contents: w.contents, Proxy: w.proxy, Now: d.Now}
 	w.provisioner = provision.New(provision.Config{

@@ -277,21 +277,15 @@ func (r *Reactor) endWithoutExecutor(ctx context.Context, l *eventlog.SessionSta
 }
 
 // budgetExceededEnd returns the terminal event of the session's next execution if a budget, or the tenant's limit of
-// events, prevents its start, and nil otherwise.
+// events, prevents its start, and nil otherwise. The usage of the tenant that the Reactor knows may lag behind the log:
+// the executor checks it again before it claims the execution.
 func (r *Reactor) budgetExceededEnd(ctx context.Context, l *eventlog.SessionState, now time.Time) (events.Payload, error) {
-	const code = "BUDGET_EXCEEDED"
-	if why := l.Life.Options.Budget.ExceededLimit(l.Run.SessionUsage(), "the session"); why != "" {
-		return events.ExecutionFailed{Code: code, Message: why}, nil
-	}
 	t, err := r.cfg.Budgets.Get(ctx, l.Tenant)
 	if err != nil {
 		return nil, err
 	}
-	if why := t.ExceededBudget(l.Tenant, now); why != "" {
-		return events.ExecutionFailed{Code: code, Message: why}, nil
-	}
-	if why := t.ExceededEventLimit(l.Tenant, now); why != "" {
-		return events.ExecutionFailed{Code: events.CodeTenantEvents, Message: why}, nil
+	if failed := budget.CheckStart(l, t, now); failed != nil {
+		return *failed, nil
 	}
 	return nil, nil
 }

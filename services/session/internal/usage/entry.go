@@ -139,7 +139,8 @@ func (e *tenantEntry) hasLimits() bool {
 
 // computeFigures computes the budgets and limits, and the usage that counts against them now, which services read from
 // the entry. It drops days and months that no budget includes any more, and shards whose stream no longer exists.
-func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
+// streams and positions are the stream of each shard, and the position up to which the entry includes its commits.
+func (e *tenantEntry) computeFigures(streams []string, positions []uint64, now time.Time) {
 	keep := keptWindowAt(now)
 	shards := map[string]*shardUsage{}
 	for _, stream := range streams {
@@ -151,7 +152,10 @@ func (e *tenantEntry) computeFigures(streams []string, now time.Time) {
 		dropBefore(s.Days, keep.day)
 		dropBefore(s.Months, keep.month)
 	}
-	e.Shards, e.Tenant = shards, budget.Tenant{}
+	e.Shards, e.Tenant = shards, budget.Tenant{Counted: budget.Positions{}}
+	for shard, seq := range positions {
+		e.Counted[shard] = seq
+	}
 	for _, period := range events.Periods() {
 		for _, s := range shards {
 			limit, ok := s.Budgets[period]

@@ -1,6 +1,7 @@
 package usage
 
 import (
+	"maps"
 	"testing"
 	"time"
 
@@ -36,11 +37,14 @@ func TestEntry_WindowsOfBudgets(t *testing.T) {
 	add("9", 1, now, life, events.Log{}, 1000)                // from a stream that no longer exists
 	check := func(at time.Time, day, month, total uint32, logged uint64) {
 		t.Helper()
-		e.computeFigures([]string{"0", "1"}, at)
+		e.computeFigures([]string{"0", "1"}, []uint64{6, 2}, at)
 		for i, want := range []uint32{day, month, total} {
 			if len(e.Budgets) != 3 || e.Budgets[i].Period != events.Periods()[i] || e.Budgets[i].Spent.Turns != want {
 				t.Errorf("at %s: budgets %+v, want %d turns of the %s", at, e.Budgets, want, events.Periods()[i])
 			}
+		}
+		if !maps.Equal(e.Counted, budget.Positions{0: 6, 1: 2}) {
+			t.Errorf("at %s: counted up to %v", at, e.Counted)
 		}
 		if e.Limits.EventsPerDay != 5 || e.Used.Logged.Events != logged {
 			t.Errorf("at %s: limits %+v, used %+v, want %d events", at, e.Limits, e.Used, logged)

@@ -417,9 +417,10 @@ func (l *leaderFold) applyBatch(ctx context.Context, batch []readCommit) error {
 // writes all changed entries, and then the checkpoint.
 func (l *leaderFold) writeEntries(ctx context.Context, all bool) error {
 	if all {
-		// An entry of an earlier version whose tenant has no commits is replaced too: a later call of readEntries would find it again.
+		// An entry of an earlier version is replaced too. A later call of readEntries would find one without shards again,
+		// and executors take one without positions for complete.
 		for name, t := range l.tenants {
-			if t.revision > 0 && t.entry.Shards == nil {
+			if t.revision > 0 && (t.entry.Shards == nil || t.published && t.entry.Counted == nil) {
 				l.dirty[name] = t
 			}
 		}
@@ -432,7 +433,7 @@ func (l *leaderFold) writeEntries(ctx context.Context, all bool) error {
 		if !all && !t.published && !t.entry.hasLimits() {
 			continue
 		}
-		t.entry.computeFigures(l.streams, now)
+		t.entry.computeFigures(l.streams, l.positions, now)
 		written = append(written, t)
 		g.Go(func() error {
 			within, cancel := context.WithTimeout(within, writeTimeout)
