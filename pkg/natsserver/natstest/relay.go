@@ -24,8 +24,8 @@ type Relay struct {
 }
 
 // RunRelay starts a relay to the server at the address server, such as 127.0.0.1:4222, that runs until the test ends.
-// lose is called for each message with a reply subject that a client sends, one at a time. The relay does not forward
-// a message for which lose returns true.
+// lose is called, one call at a time, for each message with a reply subject that a client sends, and with "PING" for each
+// ping. The relay does not forward a message for which lose returns true.
 func RunRelay(t testing.TB, server string, lose func(subject string) bool) *Relay {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // ends with the test
@@ -87,8 +87,11 @@ func (r *Relay) forwardRequests(client io.Reader, server io.Writer) error {
 		}
 		message := []byte(line)
 		fields := strings.Fields(line)
-		var replies bool
-		if verb := strings.ToUpper(fields[0]); verb == "PUB" || verb == "HPUB" {
+		request := "" // subject of a message that asks for a reply
+		switch verb := strings.ToUpper(fields[0]); verb {
+		case "PING":
+			request = verb
+		case "PUB", "HPUB":
 			size, err := strconv.Atoi(fields[len(fields)-1])
 			if err != nil {
 				return errors.Join(errors.New("the size of a message is not a number: "+line), err)
@@ -98,9 +101,11 @@ func (r *Relay) forwardRequests(client io.Reader, server io.Writer) error {
 				return err
 			}
 			message = append(message, body...)
-			replies = verb == "PUB" && len(fields) == 4 || verb == "HPUB" && len(fields) == 5
+			if verb == "PUB" && len(fields) == 4 || verb == "HPUB" && len(fields) == 5 {
+				request = fields[1]
+			}
 		}
-		if replies && r.losesRequest(fields[1]) {
+		if request != "" && r.losesRequest(request) {
 			continue
 		}
 		if _, err := server.Write(message); err != nil {

@@ -64,7 +64,7 @@ func (c *Cluster) startRestartableServers() {
 		return nc, log, err
 	}
 	db := readmodeltest.CreateRoles(c.T, o.postgres.URL())
-	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
+	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect, NATSURL: o.nats.URL()}
 	nc, log, err := connect("")
 	requireNoError(c.T, err)
 	js, err := jetstream.New(nc)

@@ -124,7 +124,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	for range opts.Projectors {
 		c.StartProjector()
 	}
-	c.startSkills()
+	c.StartSkills()
 	c.setSecretsKeys()
 	for range opts.Executors {
 		if opts.Modal {
@@ -207,8 +207,8 @@ func (c *Cluster) startService(nc *nats.Conn, ready <-chan struct{}, part func(c
 		case err := <-done:
 			done <- err
 			c.T.Fatalf("a service did not start: %v", err)
-		case <-time.After(30 * time.Second):
-			c.T.Fatal("a service was not ready within 30 s")
+		case <-time.After(WaitTimeout):
+			c.T.Fatalf("a service was not ready within %s", WaitTimeout)
 		}
 	}
 	return stop
