@@ -166,7 +166,7 @@ func (p *serviceProgram) serve(ctx context.Context, stderr io.Writer) (err error
 	defer env.NATS.Close()
 	RegisterConnectionMetrics(metrics, env.NATS)
 	defer p.logConnectFailures(ctx, env.NATS, logger)()
-	env.Health.AddCheck("nats", func(context.Context) error { return CheckConnection(env.NATS) })
+	env.Health.AddCheck("nats", func(ctx context.Context) error { return CheckNATS(ctx, env.NATS) })
 	opened := env.Health.FailUntilDone("streams", "NATS did not respond, or its streams are not installed")
 	if env.Log, env.Partitions, err = p.open(ctx, env.NATS, logger); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -264,10 +265,10 @@ func TestOpen_RepeatsEveryRequestThatNATSDoesNotAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	// openWithout opens the log while the request of that number is lost, and returns the number of requests.
-	openWithout := func(t *testing.T, lost int) (requests int) {
-		relay := natstest.RunRelay(t, strings.TrimPrefix(srv.ClientURL(), "nats://"), func(string) bool {
-			requests++
-			return requests == lost
+	openWithout := func(t *testing.T, lost int32) int32 {
+		var requests atomic.Int32
+		relay := natstest.RunRelay(t, strings.TrimPrefix(srv.ClientURL(), "nats://"), func(subject string) bool {
+			return subject != "PING" && requests.Add(1) == lost
 		})
 		nc, err := nats.Connect(relay.URL)
 		if err != nil {
@@ -279,13 +280,13 @@ func TestOpen_RepeatsEveryRequestThatNATSDoesNotAnswer(t *testing.T) {
 		if err != nil || log.Shards() != 2 {
 			t.Errorf("request %d was lost: %v", lost, err)
 		}
-		return requests
+		return requests.Load()
 	}
 	all := openWithout(t, 0)
 	if all < 4 {
 		t.Fatalf("the start sends %d requests, want at least the layout and the signing settings of two shards", all)
 	}
-	for lost := 1; lost <= all; lost++ {
+	for lost := int32(1); lost <= all; lost++ {
 		t.Run(fmt.Sprintf("request %d", lost), func(t *testing.T) {
 			t.Parallel()
 			if requests := openWithout(t, lost); requests <= all {
