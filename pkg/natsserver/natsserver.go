@@ -110,8 +110,9 @@ type Server struct {
 	logger    *slog.Logger
 	stop      func() // stops the server; a second call waits for the first
 
-	mu   sync.Mutex
-	nats *server.Server // replaced by restart
+	mu            sync.Mutex
+	nats          *server.Server // replaced by restart
+	failedAtStart []string       // result of failedStreams at the server's start
 }
 
 // current returns the NATS server that was started last.
@@ -151,8 +152,7 @@ func Start(cfg Config) (*Server, error) {
 			srv.passwords[u.Name] = rand.Text()
 		}
 	}
-	var err error
-	if srv.nats, err = srv.launch(); err != nil {
+	if err := srv.launch(); err != nil {
 		return nil, err
 	}
 	srv.cfg.Port = srv.Port() // a restarted server listens on the same port
@@ -174,16 +174,16 @@ func Start(cfg Config) (*Server, error) {
 	return srv, nil
 }
 
-// launch starts a NATS server with the settings of s. It returns when the server is ready.
-func (s *Server) launch() (*server.Server, error) {
+// launch starts a NATS server with the settings of s, and makes it the current one. It returns when the server is ready.
+func (s *Server) launch() error {
 	cfg := &s.cfg
 	options, err := s.serverOptions()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	ns, err := server.NewServer(options)
 	if err != nil {
-		return nil, fmt.Errorf("nats: configure server: %w", err)
+		return fmt.Errorf("nats: configure server: %w", err)
 	}
 	adapter := &logAdapter{logger: s.logger, fatal: make(chan string, 1)}
 	ns.SetLoggerV2(adapter, false, false, false)
@@ -193,20 +193,23 @@ func (s *Server) launch() (*server.Server, error) {
 	ns.Start()
 	if reason := adapter.firstFatal(); reason != "" {
 		shutdownNow(ns)
-		return nil, fmt.Errorf("nats: start with folder %s: %s", cfg.StoreDir, reason)
+		return fmt.Errorf("nats: start with folder %s: %s", cfg.StoreDir, reason)
 	}
 	if !ns.ReadyForConnections(cfg.ReadyTimeout) || !ns.JetStreamEnabled() {
 		shutdownNow(ns)
-		return nil, fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
+		return fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
 	}
 	if !cfg.Accounts {
 		limits := server.JetStreamAccountLimits{MaxMemory: -1, MaxStore: cfg.MaxStore, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}
 		if err := ns.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": limits}); err != nil {
 			shutdownNow(ns)
-			return nil, fmt.Errorf("nats: set the disk limit of the streams to %d bytes: %w", cfg.MaxStore, err)
+			return fmt.Errorf("nats: set the disk limit of the streams to %d bytes: %w", cfg.MaxStore, err)
 		}
 	}
-	return ns, nil
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nats, s.failedAtStart = ns, failedStreams(ns)
+	return nil
 }
 
 // serverOptions returns new options for the NATS server. A server changes its options, so two servers cannot share them.

@@ -2,6 +2,7 @@ package natsserver
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
@@ -26,39 +27,45 @@ const (
 // next start. deploy/nats-watch does the same for containers.
 func (s *Server) restartAfterWriteErrors(ctx context.Context) {
 	pauses := retry.NewDoubling(firstRestartPause, longestRestartPause)
-	// A server that was neither healthy nor without space has not failed because of its disk.
-	usable, failed := false, 0
+	failed := 0
 	for pause := healthInterval; retry.Pause(ctx, pause) == nil; {
 		pause = healthInterval
-		reasons := failedStreams(s.current())
-		free, err := freeSpace(s.cfg.StoreDir)
-		if err != nil {
-			s.logger.Error("look for space for the streams", "error", err)
-			continue
-		}
-		full := free < restartSpace
-		usable = usable || full || len(reasons) == 0
+		reasons := s.newFailures()
 		if len(reasons) == 0 {
 			failed = 0
 			continue
 		}
-		if failed++; !usable || failed < maxFailedChecks {
+		if failed++; failed < maxFailedChecks {
 			continue
 		}
+		free, err := freeSpace(s.cfg.StoreDir)
 		if failed == maxFailedChecks {
 			s.logger.Error("streams cannot be written; the NATS server is restarted when its disk has space", "folder", s.cfg.StoreDir, "free", free, "needs", restartSpace, "errors", reasons)
 		}
-		if full {
+		if err != nil || free < restartSpace {
 			continue
 		}
 		if err := s.restart(); err != nil {
 			s.logger.Error("restart the NATS server after write errors", "error", err)
 		} else {
 			s.logger.Warn("the NATS server was restarted after write errors")
-			usable, failed = false, 0
+			failed = 0
 		}
 		pause = pauses.NextBackOff()
 	}
+}
+
+// newFailures returns why streams cannot be used that could be used after the server's start; nil if there are none.
+// Streams that failed at the start would fail at the next one too.
+func (s *Server) newFailures() (reasons []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, reason := range failedStreams(s.nats) {
+		if !slices.Contains(s.failedAtStart, reason) {
+			reasons = append(reasons, reason)
+		}
+	}
+	return reasons
 }
 
 // failedStreams returns why the server's JetStream, or its streams, cannot be used; nil if all of them can.
@@ -72,12 +79,5 @@ func failedStreams(ns *server.Server) (reasons []string) {
 // restart replaces the server with a new one on the same folder and port. Clients reconnect.
 func (s *Server) restart() error {
 	shutdownNow(s.current())
-	ns, err := s.launch()
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.nats = ns
-	return nil
+	return s.launch()
 }
