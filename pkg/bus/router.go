@@ -169,8 +169,7 @@ func (r *Router) Handle(name, topic string, subscriber message.Subscriber, fn Ha
 }
 
 // Run subscribes all handlers and blocks until ctx ends or every subscription has ended, then waits for the running
-// handlers. The end of ctx is not an error. While NATS does not respond, Run waits; a stream that does not exist is
-// an error.
+// handlers. The end of ctx is not an error. While NATS does not respond or a stream does not exist, Run waits.
 func (r *Router) Run(ctx context.Context) error {
 	if len(r.names) == 0 {
 		return errors.New("bus: the router has no handlers: register one with Handle")

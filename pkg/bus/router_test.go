@@ -3,12 +3,15 @@ package bus_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/bus/bustest"
@@ -70,26 +73,40 @@ func TestNewRouter_RefusesIncompleteConfigs(t *testing.T) {
 	}
 }
 
-// TestRouterRun_MissingStreamEndsIt tests that Run returns at once if a stream is missing, and leaves no goroutine
-// behind.
-func TestRouterRun_MissingStreamEndsIt(t *testing.T) {
+// closeOnWrite closes a channel at the first write.
+type closeOnWrite struct{ first func() }
+
+func (c closeOnWrite) Write(b []byte) (int, error) {
+	c.first()
+	return len(b), nil
+}
+
+// TestRouterRun_WaitsForMissingStreams tests that Run waits for a stream that is not installed yet, and then handles its
+// messages.
+func TestRouterRun_WaitsForMissingStreams(t *testing.T) {
 	t.Parallel()
 	b := newFixture(t)
-	router, err := bus.NewRouter(bus.RouterConfig{DeadLetter: newPublisher(t, b.js)})
+	asked, handled := make(chan struct{}), make(chan struct{})
+	logger := slog.New(slog.NewTextHandler(closeOnWrite{sync.OnceFunc(func() { close(asked) })}, nil))
+	later, err := bus.NewSubscriber(bus.SubscriberConfig{JetStream: b.js, Stream: "LATER", Durable: "d", Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}
-	missing, err := bus.NewSubscriber(bus.SubscriberConfig{JetStream: b.js, Stream: "NOWHERE", Durable: "d"})
-	if err != nil {
+	created := make(chan error, 1)
+	go func() {
+		<-asked
+		_, err := b.js.CreateStream(t.Context(), jetstream.StreamConfig{Name: "LATER", Subjects: []string{"later.>"}})
+		created <- err
+	}()
+	b.route(t, bus.RouterConfig{}, later, "later.a", func(context.Context, *message.Message) error {
+		close(handled)
+		return nil
+	})
+	if err := wait(t, created, "the stream"); err != nil {
 		t.Fatal(err)
 	}
-	fn := func(context.Context, *message.Message) error { return nil }
-	if err := errors.Join(router.Handle("good", "work.a", b.quick(t), fn), router.Handle("bad", "nowhere.a", missing, fn)); err != nil {
-		t.Fatal(err)
-	}
-	if err := router.Run(t.Context()); !errors.Is(err, bus.ErrNoStream) {
-		t.Errorf("got %v, want ErrNoStream", err)
-	}
+	b.publish(t, "later.a", message.NewMessage("1", nil))
+	wait(t, handled, "the message")
 }
 
 // TestRouter_IsTheOnlyWayToHandleMessages tests that neither Subscribe nor a handler works without the Router.

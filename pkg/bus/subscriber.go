@@ -177,8 +177,8 @@ func NewSubscriber(cfg SubscriberConfig) (*Subscriber, error) {
 // restored automatically and does not close the channel. Without SubscriberConfig.Unrouted, Subscribe returns
 // ErrNotRouted to every caller except a Router.
 //
-// While NATS does not respond, Subscribe repeats its request until ctx ends, because services start in any order and
-// NATS may be restarted.
+// While NATS does not respond, or the stream does not exist, Subscribe repeats its request until ctx ends, because
+// services start in any order, while streams are being installed, and NATS may be restarted.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	if !s.cfg.Unrouted && !isRouterContext(ctx) {
 		return nil, fmt.Errorf("subscribe to %s: %w: register a handler with Router.Handle", topic, ErrNotRouted)
@@ -246,8 +246,8 @@ func (s *Subscriber) registerUse() error {
 	return nil
 }
 
-// awaitConsumer calls ensureConsumer until NATS responds. It returns an error when ctx ends, when Close is called, when
-// the connection is closed, and when NATS refuses the consumer.
+// awaitConsumer calls ensureConsumer until NATS responds and the stream exists. It returns an error when ctx ends, when
+// Close is called, when the connection is closed, and when NATS refuses the consumer.
 func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, error) {
 	for logged := false; ; logged = true {
 		durable, err := s.ensureConsumer(ctx, topic)
@@ -255,7 +255,7 @@ func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, e
 			return durable, err
 		}
 		if !logged {
-			s.cfg.Logger.Warn("NATS does not answer the request for a consumer, retrying", "stream", s.cfg.Stream, "topic", topic, "error", err)
+			s.cfg.Logger.Warn("NATS has not created a consumer, retrying", "stream", s.cfg.Stream, "topic", topic, "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -267,12 +267,12 @@ func (s *Subscriber) awaitConsumer(ctx context.Context, topic string) (string, e
 	}
 }
 
-// isNotReady reports whether a request to JetStream failed because NATS was unavailable or not ready, so that a retry
-// may succeed.
+// isNotReady reports whether a request to JetStream failed because NATS was unavailable or not ready, or because the
+// stream is not installed yet, so that a retry may succeed.
 func isNotReady(err error) bool {
 	var api *jetstream.APIError
 	if errors.As(err, &api) {
-		return api.Code == http.StatusServiceUnavailable && !errors.Is(err, jetstream.ErrJetStreamNotEnabled)
+		return api.Code == http.StatusServiceUnavailable || errors.Is(err, ErrNoStream)
 	}
 	for _, target := range []error{ErrUnavailable, context.DeadlineExceeded, nats.ErrTimeout, nats.ErrNoResponders, nats.ErrReconnectBufExceeded} {
 		if errors.Is(err, target) {

@@ -20,6 +20,8 @@ import (
 const (
 	// createTimeout is the maximum time that JetStream may take to create a consumer.
 	createTimeout = 5 * time.Second
+	// subscribeTimeout is the maximum time for which Serve waits until NATS has confirmed its subscription.
+	subscribeTimeout = 5 * time.Second
 	// maxConcurrentRequests is the number of consumer requests that a gate forwards at the same time.
 	maxConcurrentRequests = 64
 
@@ -41,18 +43,22 @@ type createRequest struct {
 }
 
 // Serve checks requests for JetStream consumers of all services and forwards valid ones to JetStream, until nc is
-// closed. nc must be connected as topology.UserGate. Any number of processes may serve at the same time.
+// closed. nc must be connected as topology.UserGate. Any number of processes may serve at the same time. If NATS does
+// not respond while Serve is called, the gate serves when NATS responds again.
 func Serve(nc *nats.Conn, log *slog.Logger) error {
 	g := &consumerGate{nc: nc, log: log, slots: make(chan struct{}, maxConcurrentRequests)}
 	if _, err := nc.QueueSubscribe(topology.GatePrefix+">", gateQueueGroup, g.handleRequest); err != nil {
 		return fmt.Errorf("consumer gate: %w", err)
 	}
-	// Without the gate no service can read, so Serve returns only after the subscription is active, unless NATS is
-	// not connected.
-	if nc.IsConnected() {
-		if err := nc.Flush(); err != nil {
-			return fmt.Errorf("consumer gate: %w", err)
-		}
+	// Without the gate no service can read, so Serve returns only after the subscription is active, unless NATS does
+	// not respond.
+	if !nc.IsConnected() {
+		return nil
+	}
+	if err := nc.FlushTimeout(subscribeTimeout); nc.IsClosed() {
+		return fmt.Errorf("consumer gate: %w", err)
+	} else if err != nil {
+		log.Warn("NATS has not confirmed the subscription of the consumer gate yet", "error", err)
 	}
 	return nil
 }

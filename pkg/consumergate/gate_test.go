@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,5 +109,24 @@ func TestServe_SeveralShareTheRequests(t *testing.T) {
 		if err := read(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// TestServe_WorksIfNATSDoesNotConfirmTheSubscription tests that a gate that starts while NATS does not respond serves
+// requests afterwards.
+func TestServe_WorksIfNATSDoesNotConfirmTheSubscription(t *testing.T) {
+	t.Parallel()
+	url := natstest.RunWithoutConsumerGate(t)
+	var pings atomic.Int32
+	relay := natstest.RunRelay(t, strings.TrimPrefix(url, "nats://"), func(subject string) bool {
+		return subject == "PING" && pings.Add(1) == 2 // the first is part of connecting
+	})
+	serve(t, relay.URL)
+	skills := natstest.ConnAs(t, url, topology.UserSkills)
+	if err := requestConsumer(t, skills, "EVENTS-0.x", `{"stream_name":"EVENTS-0","config":{"name":"x"}}`); err.Code != 0 {
+		t.Errorf("a valid request: %+v", err)
+	}
+	if n := pings.Load(); n < 2 {
+		t.Errorf("%d pings, so none was lost", n)
 	}
 }

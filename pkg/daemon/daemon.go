@@ -166,7 +166,7 @@ func (p *serviceProgram) serve(ctx context.Context, stderr io.Writer) (err error
 	defer env.NATS.Close()
 	RegisterConnectionMetrics(metrics, env.NATS)
 	defer p.logConnectFailures(ctx, env.NATS, logger)()
-	env.Health.AddCheck("nats", func(context.Context) error { return CheckConnection(env.NATS) })
+	env.Health.AddCheck("nats", func(ctx context.Context) error { return CheckNATS(ctx, env.NATS) })
 	opened := env.Health.FailUntilDone("streams", "NATS did not respond, or its streams are not installed")
 	if env.Log, env.Partitions, err = p.open(ctx, env.NATS, logger); err != nil {
 		return err
@@ -265,6 +265,13 @@ func AwaitPartitions(ctx context.Context, nc *nats.Conn, logger *slog.Logger) (e
 	return awaitStreams(ctx, logger, func(ctx context.Context) (events.Partitioning, error) { return topology.ReadPartitions(ctx, js) })
 }
 
+const (
+	// streamsTimeout is the time limit of one attempt to read the settings of the log's streams.
+	streamsTimeout = 2 * time.Second
+	// firstStreamsPause and longestStreamsPause are the first and the longest pause between two such attempts.
+	firstStreamsPause, longestStreamsPause = 250 * time.Millisecond, 2 * time.Second
+)
+
 // logOpener opens the log for a service, which appends to the log in the role of the service's name.
 type logOpener struct {
 	name string
@@ -282,12 +289,17 @@ func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger)
 	if err != nil {
 		return nil, 0, fmt.Errorf("jetstream: %w", err)
 	}
-	layout, err := awaitStreams(ctx, logger, func(ctx context.Context) (topology.Layout, error) { return topology.ReadLayout(ctx, js) })
+	var layout topology.Layout
+	signing, err := awaitStreams(ctx, logger, func(ctx context.Context) (s topology.SigningSettings, err error) {
+		if layout, err = topology.ReadLayout(ctx, js); err != nil {
+			return s, err
+		}
+		return topology.ReadSigning(ctx, js, layout.Shards)
+	})
 	if err != nil {
 		return nil, 0, err
 	}
-	signing, err := jslog.CheckSigning(ctx, js, layout.Shards, keys, o.use)
-	if err != nil {
+	if err := jslog.CheckKeys(signing, keys, o.use); err != nil {
 		return nil, 0, err
 	}
 	if len(signing.Keys) == 0 && !keys.IsZero() {
@@ -300,21 +312,23 @@ func (o logOpener) open(ctx context.Context, nc *nats.Conn, logger *slog.Logger)
 	return log, layout.Partitions, nil
 }
 
-// awaitStreams calls read until the streams of the log are installed, and returns the result of read. It returns an
-// error at once if the streams belong to different logs, because waiting does not help then.
+// awaitStreams calls read until NATS responds and the streams of the log are installed, and returns the result of read.
+// It returns an error at once if the metadata of the streams is invalid, because waiting does not help then.
 func awaitStreams[T any](ctx context.Context, logger *slog.Logger, read func(context.Context) (T, error)) (T, error) {
-	for said := false; ; said = true {
-		try, cancel := context.WithTimeout(ctx, 2*time.Second)
+	pauses := retry.NewDoubling(firstStreamsPause, longestStreamsPause)
+	for logged := ""; ; {
+		try, cancel := context.WithTimeout(ctx, streamsTimeout)
 		found, err := read(try)
 		cancel()
 		var invalid *topology.LayoutError
 		if err == nil || errors.As(err, &invalid) {
 			return found, err
 		}
-		if !said {
-			logger.Info("waiting for NATS and its streams", "reason", err.Error())
+		if reason := err.Error(); reason != logged {
+			logged = reason
+			logger.Info("waiting for NATS and its streams", "reason", reason)
 		}
-		if retry.Pause(ctx, 500*time.Millisecond) != nil {
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
 			return found, ctx.Err()
 		}
 	}

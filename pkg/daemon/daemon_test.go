@@ -5,11 +5,13 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -242,6 +244,85 @@ func TestOpen_WaitsForTheStreamsAndReadsTheirPartitions(t *testing.T) {
 				t.Errorf("opened %+v after %s", got, said.String())
 			}
 		})
+	}
+}
+
+// TestOpen_RepeatsEveryRequestThatNATSDoesNotAnswer opens the log while NATS does not answer one request, once for each
+// request of the start.
+func TestOpen_RepeatsEveryRequestThatNATSDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	srv := natstest.RunConfig(t, natsserver.Config{Port: natsserver.RandomPort})
+	js, err := jetstream.New(natstest.Conn(t, srv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := "session:" + strings.Repeat("s", 32)
+	parsed, err := eventlog.ParseKeys(keys, "session")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Shards: 2, Partitions: 8, KeyIDs: parsed.KeyIDs()}); err != nil {
+		t.Fatal(err)
+	}
+	// openWithout opens the log while the request of that number is lost, and returns the number of requests.
+	openWithout := func(t *testing.T, lost int32) int32 {
+		var requests atomic.Int32
+		relay := natstest.RunRelay(t, strings.TrimPrefix(srv.ClientURL(), "nats://"), func(subject string) bool {
+			return subject != "PING" && requests.Add(1) == lost
+		})
+		nc, err := nats.Connect(relay.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer nc.Close()
+		opener := logOpener{"session", jslog.RoleContributor, &serviceCLI{LogSettings: LogSettings{LogKeys: keys}}}
+		log, _, err := opener.open(t.Context(), nc, slog.New(slog.DiscardHandler))
+		if err != nil || log.Shards() != 2 {
+			t.Errorf("request %d was lost: %v", lost, err)
+		}
+		return requests.Load()
+	}
+	all := openWithout(t, 0)
+	if all < 4 {
+		t.Fatalf("the start sends %d requests, want at least the layout and the signing settings of two shards", all)
+	}
+	for lost := int32(1); lost <= all; lost++ {
+		t.Run(fmt.Sprintf("request %d", lost), func(t *testing.T) {
+			t.Parallel()
+			if requests := openWithout(t, lost); requests <= all {
+				t.Errorf("%d requests, want more than the %d of a start in which none is lost", requests, all)
+			}
+		})
+	}
+}
+
+// TestOpen_RefusesInvalidSigningSettings tests that the start ends at once, with an error that names the stream, if the
+// recorded signing settings cannot be read.
+func TestOpen_RefusesInvalidSigningSettings(t *testing.T) {
+	t.Parallel()
+	nc := natstest.Conn(t, natstest.Run(t))
+	js, err := jetstream.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := topology.Provision(t.Context(), js, topology.ProvisionConfig{Partitions: 8}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := js.Stream(t.Context(), "EVENTS-0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := s.CachedInfo().Config
+	for field, value := range map[string]string{"spool-commit-version": "new", "spool-signed-after": "x"} {
+		c.Metadata["spool-commit-version"], c.Metadata["spool-signing-keys"] = "1", "session/1"
+		c.Metadata[field] = value
+		if _, err := js.UpdateStream(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("stream EVENTS-0: metadata %s is %q", field, value)
+		if _, _, err := (logOpener{"session", jslog.RoleWriter, &serviceCLI{}}).open(t.Context(), nc, slog.New(slog.DiscardHandler)); err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%v, want %s", err, want)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@
 package natsserver
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
@@ -103,12 +104,22 @@ func (c *Config) validate() error {
 
 // Server is a running NATS server. It is safe for concurrent use.
 type Server struct {
-	nats      *server.Server
 	cfg       Config
 	passwords map[string]string // by user; nil without accounts
 	gate      *nats.Conn        // nil without accounts
 	logger    *slog.Logger
-	stop      sync.Once
+	stop      func() // stops the server; a second call waits for the first
+
+	mu            sync.Mutex
+	nats          *server.Server // replaced by restart
+	failedAtStart []string       // result of failedStreams at the server's start
+}
+
+// current returns the NATS server that was started last.
+func (s *Server) current() *server.Server {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nats
 }
 
 // Start starts an embedded NATS server that runs until Shutdown. It returns when JetStream has recovered its streams
@@ -129,37 +140,33 @@ func Start(cfg Config) (*Server, error) {
 			return nil, err
 		}
 	}
-	logger := cfg.Logger.With("component", "nats")
-	options, passwords, err := cfg.serverOptions()
-	if err != nil {
-		return nil, err
-	}
-	ns, err := server.NewServer(options)
-	if err != nil {
-		return nil, fmt.Errorf("nats: configure server: %w", err)
-	}
-	adapter := &logAdapter{logger: logger, fatal: make(chan string, 1)}
-	ns.SetLoggerV2(adapter, false, false, false)
-
-	// Start returns when the streams are recovered and the listener is up. It reports a failure only to the logger,
-	// and then the server never becomes ready.
-	ns.Start()
-	if reason := adapter.firstFatal(); reason != "" {
-		shutdownNow(ns)
-		return nil, fmt.Errorf("nats: start with folder %s: %s", cfg.StoreDir, reason)
-	}
-	if !ns.ReadyForConnections(cfg.ReadyTimeout) || !ns.JetStreamEnabled() {
-		shutdownNow(ns)
-		return nil, fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
-	}
-	if !cfg.Accounts {
-		limits := server.JetStreamAccountLimits{MaxMemory: -1, MaxStore: cfg.MaxStore, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}
-		if err := ns.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": limits}); err != nil {
-			shutdownNow(ns)
-			return nil, fmt.Errorf("nats: set the disk limit of the streams to %d bytes: %w", cfg.MaxStore, err)
+	if cfg.Accounts {
+		if err := moveStreamsToAccount(cfg.StoreDir); err != nil {
+			return nil, err
 		}
 	}
-	srv := &Server{nats: ns, cfg: cfg, passwords: passwords, logger: logger}
+	srv := &Server{cfg: cfg, logger: cfg.Logger.With("component", "nats")}
+	if cfg.Accounts {
+		srv.passwords = map[string]string{}
+		for _, u := range topology.Users() {
+			srv.passwords[u.Name] = rand.Text()
+		}
+	}
+	if err := srv.launch(); err != nil {
+		return nil, err
+	}
+	srv.cfg.Port = srv.Port() // a restarted server listens on the same port
+	ctx, cancel := context.WithCancel(context.Background())
+	var watching sync.WaitGroup
+	watching.Go(func() { srv.restartAfterWriteErrors(ctx) })
+	srv.stop = sync.OnceFunc(func() {
+		if srv.gate != nil {
+			srv.gate.Close()
+		}
+		cancel()
+		watching.Wait()
+		shutdownNow(srv.current())
+	})
 	if err := srv.serveConsumerGate(); err != nil {
 		srv.Shutdown()
 		return nil, err
@@ -167,37 +174,67 @@ func Start(cfg Config) (*Server, error) {
 	return srv, nil
 }
 
-// serverOptions returns the options of the NATS server, and the passwords of its users.
-func (c *Config) serverOptions() (*server.Options, map[string]string, error) {
-	options := &server.Options{}
-	var passwords map[string]string
-	if c.Accounts {
-		if err := moveStreamsToAccount(c.StoreDir); err != nil {
-			return nil, nil, err
+// launch starts a NATS server with the settings of s, and makes it the current one. It returns when the server is ready.
+func (s *Server) launch() error {
+	cfg := &s.cfg
+	options, err := s.serverOptions()
+	if err != nil {
+		return err
+	}
+	ns, err := server.NewServer(options)
+	if err != nil {
+		return fmt.Errorf("nats: configure server: %w", err)
+	}
+	adapter := &logAdapter{logger: s.logger, fatal: make(chan string, 1)}
+	ns.SetLoggerV2(adapter, false, false, false)
+
+	// Start returns when the streams are recovered and the listener is up. It reports a failure only to the logger,
+	// and then the server never becomes ready.
+	ns.Start()
+	if reason := adapter.firstFatal(); reason != "" {
+		shutdownNow(ns)
+		return fmt.Errorf("nats: start with folder %s: %s", cfg.StoreDir, reason)
+	}
+	if !ns.ReadyForConnections(cfg.ReadyTimeout) || !ns.JetStreamEnabled() {
+		shutdownNow(ns)
+		return fmt.Errorf("nats: server with folder %s was not ready within %s", cfg.StoreDir, cfg.ReadyTimeout)
+	}
+	if !cfg.Accounts {
+		limits := server.JetStreamAccountLimits{MaxMemory: -1, MaxStore: cfg.MaxStore, MaxStreams: -1, MaxConsumers: -1, MaxAckPending: -1, MemoryMaxStreamBytes: -1, StoreMaxStreamBytes: -1}
+		if err := ns.GlobalAccount().UpdateJetStreamLimits(map[string]server.JetStreamAccountLimits{"": limits}); err != nil {
+			shutdownNow(ns)
+			return fmt.Errorf("nats: set the disk limit of the streams to %d bytes: %w", cfg.MaxStore, err)
 		}
-		passwords = map[string]string{}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.nats, s.failedAtStart = ns, failedStreams(ns)
+	return nil
+}
+
+// serverOptions returns new options for the NATS server. A server changes its options, so two servers cannot share them.
+func (s *Server) serverOptions() (*server.Options, error) {
+	options, cfg := &server.Options{}, &s.cfg
+	if cfg.Accounts {
 		var text strings.Builder
-		err := topology.WriteAccounts(&text, strconv.FormatInt(c.MaxStore, 10), func(user string) string {
-			passwords[user] = rand.Text()
-			return strconv.Quote(passwords[user])
-		})
+		err := topology.WriteAccounts(&text, strconv.FormatInt(cfg.MaxStore, 10), func(user string) string { return strconv.Quote(s.passwords[user]) })
 		if err == nil {
 			err = options.ProcessConfigString(text.String())
 		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("nats: configure accounts: %w", err)
+			return nil, fmt.Errorf("nats: configure accounts: %w", err)
 		}
 	}
 	options.ServerName = "spool"
-	options.Host, options.Port, options.DontListen = c.Host, c.Port, c.Port == 0
-	options.JetStream, options.StoreDir, options.SyncAlways = true, c.StoreDir, !c.Relaxed
-	options.JetStreamMaxStore = c.MaxStore
-	if !c.Accounts {
+	options.Host, options.Port, options.DontListen = cfg.Host, cfg.Port, cfg.Port == 0
+	options.JetStream, options.StoreDir, options.SyncAlways = true, cfg.StoreDir, !cfg.Relaxed
+	options.JetStreamMaxStore = cfg.MaxStore
+	if !cfg.Accounts {
 		options.JetStreamMaxStore += MinStoreSize // the server also counts reservations of streams; the limit of the account applies
 	}
-	options.MaxPayload = int32(c.MaxPayload)
+	options.MaxPayload = int32(cfg.MaxPayload)
 	options.NoSigs = true
-	return options, passwords, nil
+	return options, nil
 }
 
 // serveConsumerGate runs the consumer gate on the server, if the server has accounts.
@@ -240,10 +277,11 @@ func (s *Server) connOptions() []nats.Option {
 
 // InProcessConn opens a raw connection to the server; it makes Server a nats.InProcessConnProvider.
 func (s *Server) InProcessConn() (net.Conn, error) {
-	if !s.nats.Running() {
+	ns := s.current()
+	if !ns.Running() {
 		return nil, errors.New("nats: the embedded server is shut down")
 	}
-	return s.nats.InProcessConn()
+	return ns.InProcessConn()
 }
 
 // ClientURL returns the URL of the server's TCP listener, or "" if there is none.
@@ -251,12 +289,12 @@ func (s *Server) ClientURL() string {
 	if s.cfg.Port == 0 {
 		return ""
 	}
-	return s.nats.ClientURL()
+	return s.current().ClientURL()
 }
 
 // Port returns the port of the server's TCP listener, or 0 if there is none.
 func (s *Server) Port() int {
-	if addr, ok := s.nats.Addr().(*net.TCPAddr); ok && addr != nil {
+	if addr, ok := s.current().Addr().(*net.TCPAddr); ok && addr != nil {
 		return addr.Port
 	}
 	return 0
@@ -267,19 +305,12 @@ func (s *Server) StoreDir() string { return s.cfg.StoreDir }
 
 // SyncsWrites reports whether the server writes each message to disk before it acknowledges the message.
 func (s *Server) SyncsWrites() bool {
-	js := s.nats.JetStreamConfig()
+	js := s.current().JetStreamConfig()
 	return js != nil && js.SyncAlways
 }
 
 // Shutdown stops the server and returns when its files are closed. A second call waits for the first.
-func (s *Server) Shutdown() {
-	s.stop.Do(func() {
-		if s.gate != nil {
-			s.gate.Close()
-		}
-		shutdownNow(s.nats)
-	})
-}
+func (s *Server) Shutdown() { s.stop() }
 
 func shutdownNow(ns *server.Server) {
 	ns.Shutdown()

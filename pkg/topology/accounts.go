@@ -11,6 +11,12 @@ import (
 // of its own.
 const AccountLog = "LOG"
 
+// AccountSystem is the system account of NATS, which has no users. It exports HealthSubject.
+const AccountSystem = "SYS"
+
+// HealthSubject is the subject of requests for the health of the NATS server and its streams.
+const HealthSubject = "$SYS.REQ.SERVER.PING.HEALTHZ"
+
 // Subjects of the consumer gate, which runs in AccountLog.
 const (
 	// GatePrefix is the prefix of requests to the consumer gate. It is followed by the name of the service's user and
@@ -68,6 +74,8 @@ func subscriberAccount(subject string) string {
 		return AccountOf(UserGateway)
 	case token == "ctl", token == "files":
 		return AccountOf(UserExecutor)
+	case subject == HealthSubject:
+		return AccountSystem
 	}
 	return AccountLog
 }
@@ -116,7 +124,7 @@ const logServiceExports = `      { service: "ev.>" }
 // configuration text: services can read the limit of their account, but not that of the server.
 func WriteAccounts(w io.Writer, maxFile string, password func(user string) string) error {
 	var b strings.Builder
-	b.WriteString("accounts {\n")
+	fmt.Fprintf(&b, "system_account: %s\naccounts {\n  # Answers requests for the server's health.\n  %[1]s {\n    exports: [\n      { service: %q }\n    ]\n  }\n", AccountSystem, HealthSubject)
 	users := Users()
 	fmt.Fprintf(&b, "  # Owns JetStream.\n  %s {\n    jetstream: { max_file: %s }\n    users: [\n", AccountLog, maxFile)
 	for _, u := range users {
@@ -131,7 +139,7 @@ func WriteAccounts(w io.Writer, maxFile string, password func(user string) strin
 		}
 	}
 	writeStreamExports(&b, AccountLog, users)
-	b.WriteString("    ]\n  }\n")
+	fmt.Fprintf(&b, "    ]\n    imports: [\n      { service: { account: %s, subject: %q } }\n    ]\n  }\n", AccountSystem, HealthSubject)
 	for _, u := range users {
 		if AccountOf(u.Name) != AccountLog {
 			writeAccount(&b, u, users, password)

@@ -36,7 +36,7 @@ func (s SigningSettings) MustBeSigned(shard int, seq uint64) bool {
 }
 
 // ReadSigning returns the signing settings that Provision recorded for an installation with the given number of
-// shards.
+// shards. It returns *LayoutError if the metadata of a stream is invalid.
 func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (SigningSettings, error) {
 	var s SigningSettings
 	signed := true
@@ -46,9 +46,9 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 			return SigningSettings{}, fmt.Errorf("look for %s: %w", EventsStreamName(shard), err)
 		}
 		metadata := stream.CachedInfo().Config.Metadata
-		version, err := parseCommitVersion(metadata)
+		version, err := parseCommitVersion(stream.CachedInfo().Config)
 		if err != nil {
-			return SigningSettings{}, fmt.Errorf("stream %s: %w", EventsStreamName(shard), err)
+			return SigningSettings{}, err
 		}
 		if shard == 0 || version < s.CommitVersion {
 			s.CommitVersion = version
@@ -59,7 +59,7 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 		}
 		after, err := strconv.ParseUint(metadata[signedAfterMetadataKey], 10, 64)
 		if err != nil {
-			return SigningSettings{}, fmt.Errorf("stream %s: metadata %s: %w", EventsStreamName(shard), signedAfterMetadataKey, err)
+			return SigningSettings{}, &LayoutError{EventsStreamName(shard), signedAfterMetadataKey, fmt.Sprintf("is %q, not a sequence", metadata[signedAfterMetadataKey])}
 		}
 		s.After = append(s.After, after)
 		for _, key := range keys {
@@ -74,15 +74,16 @@ func ReadSigning(ctx context.Context, js jetstream.JetStream, shards int) (Signi
 	return s, nil
 }
 
-// parseCommitVersion returns the commit version that a stream of the log records, or 1 if it records none.
-func parseCommitVersion(metadata map[string]string) (int, error) {
-	text, recorded := metadata[commitVersionMetadataKey]
+// parseCommitVersion returns the commit version that a stream of the log records, or 1 if it records none. Its error is
+// a *LayoutError.
+func parseCommitVersion(have jetstream.StreamConfig) (int, error) {
+	text, recorded := have.Metadata[commitVersionMetadataKey]
 	if !recorded {
 		return 1, nil
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("metadata %s is %q, not a version of commits", commitVersionMetadataKey, text)
+		return 0, &LayoutError{have.Name, commitVersionMetadataKey, fmt.Sprintf("is %q, not a version of commits", text)}
 	}
 	return n, nil
 }
@@ -90,7 +91,7 @@ func parseCommitVersion(metadata map[string]string) (int, error) {
 // commitVersionMetadata returns the metadata for the commit version of a stream of the log. The version never decreases,
 // because the log may already have commits of the newer version.
 func commitVersionMetadata(have jetstream.StreamInfo, cfg ProvisionConfig) (map[string]string, error) {
-	installed, err := parseCommitVersion(have.Config.Metadata)
+	installed, err := parseCommitVersion(have.Config)
 	if err != nil {
 		return nil, err
 	}

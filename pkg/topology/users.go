@@ -29,7 +29,11 @@ func InboxPrefix(user string) string { return "_INBOX_" + user }
 // delete messages, except that the session service removes single dead letters. Only two key-value buckets can be
 // purged. A service creates its own durables; admin creates streams and buckets.
 func Users() []User {
-	return []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser(), adminUser(), gateUser()}
+	services := []User{gatewayUser(), sessionUser(), executorUser(), projectorUser(), skillsUser(), janitorUser()}
+	for i := range services {
+		services[i].Publish = append(services[i].Publish, HealthSubject)
+	}
+	return append(services, adminUser(), gateUser())
 }
 
 func gatewayUser() User {

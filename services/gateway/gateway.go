@@ -335,7 +335,7 @@ func (g *Gateway) shutDown() {
 func (g *Gateway) checkDependencies(ctx context.Context) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
-	out := map[string]error{"nats": daemon.CheckConnection(g.deps.NATS), "postgres": nil}
+	out := map[string]error{"nats": daemon.CheckNATS(ctx, g.deps.NATS), "postgres": nil}
 	if err := g.store.CheckReady(ctx); err != nil {
 		out["postgres"] = err
 	}

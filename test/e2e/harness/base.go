@@ -1,8 +1,6 @@
 package harness
 
 import (
-	"path/filepath"
-
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
@@ -43,7 +41,7 @@ func (c *Cluster) startServers() {
 	}
 	db := readmodeltest.NewDatabase(c.T)
 	base, err := stack.OpenStorage(c.T.Context(), stack.Config{
-		DataDir: filepath.Join(c.dir, "data"), DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
+		DataDir: c.opts.DataDir, DatabaseURL: db.Projector, MaxStore: c.opts.MaxStore, Logger: natstest.Logger(c.T),
 	})
 	requireNoError(c.T, err)
 	c.T.Cleanup(func() { assertNoError(c.T, base.Close()) })
@@ -64,7 +62,7 @@ func (c *Cluster) startRestartableServers() {
 		return nc, log, err
 	}
 	db := readmodeltest.CreateRoles(c.T, o.postgres.URL())
-	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect}
+	c.Servers = &Servers{DatabaseURL: db.Projector, GatewayDatabaseURL: db.Gateway, Connect: connect, NATSURL: o.nats.URL()}
 	nc, log, err := connect("")
 	requireNoError(c.T, err)
 	js, err := jetstream.New(nc)

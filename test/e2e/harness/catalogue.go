@@ -16,12 +16,12 @@ import (
 	"github.com/spoolhq/spool/services/skills"
 )
 
-// startSkills starts a copy of the skills service.
-func (c *Cluster) startSkills() {
+// StartSkills starts one more copy of the skills service. stop stops it.
+func (c *Cluster) StartSkills() (stop func()) {
 	nc, log := c.connectNATS(topology.UserSkills)
 	svc, err := skills.New(skills.Config{Scratch: c.T.TempDir()}, skills.Deps{NATS: nc, Log: log, Logger: c.serviceLogger("skills")})
 	requireNoError(c.T, err)
-	c.startService(nc, svc.Ready(), svc.Run)
+	return c.startService(nc, svc.Ready(), svc.Run)
 }
 
 // setSecretsKeys generates the key pair that encrypts secrets, and adds it to the configuration of gateways and

@@ -35,8 +35,9 @@ type Options struct {
 	Session                                   session.Config
 	Executor                                  executor.Config
 	Gateway                                   gateway.Config
-	MaxStore                                  int64 // limit of the NATS store in bytes; 0 means the size of the disk; not supported with Outages
-	Outages                                   bool  // separate NATS and Postgres servers that a test can stop; without NATS users
+	MaxStore                                  int64  // limit of the NATS store in bytes; 0 means the size of the disk; not supported with Outages
+	DataDir                                   string // data folder of NATS; "" means a temporary one; not supported with Outages
+	Outages                                   bool   // separate NATS and Postgres servers that a test can stop; without NATS users
 	// Docker runs sandboxes in containers of the machine's engine, with the egress proxy. See NeedDocker.
 	Docker bool
 	// Modal runs sandboxes on cmd/mockmodal, with the egress proxy, which they reach by TLS. Executors are separate
@@ -95,6 +96,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	}
 	c := &Cluster{T: t, opts: opts, dir: t.TempDir(), said: &logBuffer{}, stops: map[string][]func(){}}
 	t.Cleanup(c.checkNoProcesses)
+	c.opts.DataDir = cmp.Or(opts.DataDir, filepath.Join(c.dir, "data"))
 	c.startServers()
 	c.Model = StartModel(c.T, opts.Script)
 	requireNoError(t, readmodel.Migrate(t.Context(), c.Servers.DatabaseURL))
@@ -124,7 +126,7 @@ func New(t testing.TB, opts Options) *Cluster {
 	for range opts.Projectors {
 		c.StartProjector()
 	}
-	c.startSkills()
+	c.StartSkills()
 	c.setSecretsKeys()
 	for range opts.Executors {
 		if opts.Modal {
@@ -207,8 +209,8 @@ func (c *Cluster) startService(nc *nats.Conn, ready <-chan struct{}, part func(c
 		case err := <-done:
 			done <- err
 			c.T.Fatalf("a service did not start: %v", err)
-		case <-time.After(30 * time.Second):
-			c.T.Fatal("a service was not ready within 30 s")
+		case <-time.After(WaitTimeout):
+			c.T.Fatalf("a service was not ready within %s", WaitTimeout)
 		}
 	}
 	return stop
@@ -289,7 +291,7 @@ func (c *Cluster) NewJanitor(cfg janitor.Config) *janitor.Janitor {
 }
 
 // NATSStore returns the folder in which NATS stores its streams.
-func (c *Cluster) NATSStore() string { return filepath.Join(c.dir, "data", "nats") }
+func (c *Cluster) NATSStore() string { return filepath.Join(c.opts.DataDir, "nats") }
 
 // StartExecutor starts one more executor on the same engine. stop stops it.
 func (c *Cluster) StartExecutor() (stop func()) {
