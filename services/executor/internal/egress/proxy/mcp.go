@@ -94,9 +94,7 @@ func (s *Server) forwardToMCPServer(w http.ResponseWriter, r *http.Request, sb *
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
 			out.URL, out.Host = mcpServerURL(server, pr.In.URL), server.URL.Host
-			for _, name := range credentialHeaders {
-				out.Header.Del(name)
-			}
+			removeHeaders(out.Header, credentialHeaders)
 			for name, values := range server.Header {
 				out.Header[name] = values
 			}

@@ -121,6 +121,9 @@ func (c *routedRequest) serveRequest(w http.ResponseWriter, r *http.Request) {
 			out.URL, out.Host = c.rt.targetURL(pr.In.URL), ""
 			c.rt.replaceCredentials(out.Header, out.URL)
 			out.Header.Set("Accept-Encoding", "identity")
+			if c.body != nil { // the provider must decode the body as the check did, whatever charset the client names
+				out.Header.Set("Content-Type", "application/json")
+			}
 		},
 		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.handleAnswerHeader, ErrorHandler: c.answerModelUnreachable,
 		ErrorLog: slog.NewLogLogger(c.s.cfg.Logger.Handler(), slog.LevelDebug),
