@@ -43,7 +43,7 @@ func (c *identifiedConn) Read(p []byte) (int, error) {
 	defer c.mu.Unlock()
 	if !c.handled && !c.closed {
 		if !c.countRequest(c.counted + n*headMemoryFactor) {
-			return 0, errMemoryFull // the HTTP server closes the connection
+			return 0, &net.OpError{Op: "read", Err: errMemoryFull} // the HTTP server closes the connection without an answer, after which clients try again
 		}
 	}
 	if c.handled || c.complete || len(c.line) >= maxFirstLineBytes {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -164,6 +165,47 @@ func TestCheckQueue_PassesOnAPanic(t *testing.T) {
 	}()
 	if err := q.run(t.Context(), "acme", func() {}); err != nil || len(q.slots) != 0 {
 		t.Errorf("the next check: %v", err)
+	}
+}
+
+// The head of a request counts while it arrives, then with its headers, until the next request or the end of the connection.
+func TestIdentifiedConn_CountsTheHeadOfARequest(t *testing.T) {
+	t.Parallel()
+	here, there := net.Pipe()
+	defer there.Close()
+	m := newMemoryBudget(2*requestMemoryBytes + 4096)
+	closed := false
+	c := &identifiedConn{Conn: here, memory: m, owner: memoryOwner{new(registry.Sandbox), "acme"}, onClose: func() { closed = true }}
+	read := func(n int) error {
+		go there.Write(make([]byte, n)) //nolint:errcheck // the read below has it
+		_, err := io.ReadFull(c, make([]byte, n))
+		return err
+	}
+	if err := read(100); err != nil || m.all != 100*headMemoryFactor {
+		t.Errorf("%v, %d bytes are counted", err, m.all)
+	}
+	r := &http.Request{RequestURI: "/x", Header: http.Header{}}
+	if !c.setHandled(r) || m.all != requestMemory(r) {
+		t.Errorf("with a handler %d bytes are counted", m.all)
+	}
+	if err := read(100); err != nil || m.all != requestMemory(r) { // of the body
+		t.Errorf("%v, %d bytes are counted", err, m.all)
+	}
+	c.expectRequest()
+	if m.all != 0 {
+		t.Errorf("between two requests %d bytes are counted", m.all)
+	}
+	var full *net.OpError
+	if err := read(4 << 10); !errors.As(err, &full) || !errors.Is(err, errMemoryFull) {
+		t.Errorf("a head without memory: %v", err)
+	}
+	if err := read(100); err != nil {
+		t.Error(err)
+	}
+	for range 2 {
+		if err := c.Close(); err != nil || !closed || m.all != 0 || len(m.tenants) != 0 {
+			t.Errorf("%v, %t, after the end %d bytes are counted", err, closed, m.all)
+		}
 	}
 }
 
