@@ -17,9 +17,6 @@ const (
 	maxFoldedBytes  = 1 << 16 // of all keys of interpreted objects that are not ASCII, which are slow to compare
 )
 
-// MaxCheckBytes is the maximum number of bytes that Check allocates, without the stack of the calling goroutine.
-const MaxCheckBytes = 4 << 20
-
 // UnreadableError is returned for the body of a model request that two JSON parsers could read differently.
 type UnreadableError struct {
 	Offset int // in bytes
@@ -60,10 +57,11 @@ func (s *scanner) prefix(v scannedValue) (text []byte, whole bool) {
 		return v.text[:min(len(v.text), maxTextBytes)], len(v.text) <= maxTextBytes
 	}
 	s.text = s.text[:0]
-	unescape(v.text, func(part []byte) bool {
+	var buf [utf8.UTFMax]byte
+	for part, rest := []byte(nil), v.text; len(rest) > 0 && len(s.text) <= maxTextBytes; {
+		part, rest = unescapePart(rest, buf[:])
 		s.text = append(s.text, part[:min(len(part), maxTextBytes+1-len(s.text))]...)
-		return len(s.text) <= maxTextBytes
-	})
+	}
 	return s.text[:min(len(s.text), maxTextBytes)], len(s.text) <= maxTextBytes
 }
 
@@ -376,10 +374,11 @@ func (s *scanner) hashKey(key []byte, escaped bool) uint64 {
 	}
 	var h maphash.Hash
 	h.SetSeed(s.seed)
-	unescape(key, func(part []byte) bool {
+	var buf [utf8.UTFMax]byte
+	for part, rest := []byte(nil), key; len(rest) > 0; {
+		part, rest = unescapePart(rest, buf[:])
 		h.Write(part) //nolint:errcheck // it never fails
-		return true
-	})
+	}
 	return h.Sum64()
 }
 
@@ -392,10 +391,11 @@ func (s *scanner) interpretKey(g *grammar, o *objectState, key []byte, escaped b
 	}
 	if escaped {
 		o.raw = o.raw[:0]
-		unescape(key, func(part []byte) bool {
+		var buf [utf8.UTFMax]byte
+		for part, rest := []byte(nil), key; len(rest) > 0; {
+			part, rest = unescapePart(rest, buf[:])
 			o.raw = append(o.raw, part...)
-			return true
-		})
+		}
 		key = o.raw
 	}
 	if !isASCII(key) {

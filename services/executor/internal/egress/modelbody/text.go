@@ -2,7 +2,6 @@ package modelbody
 
 import (
 	"bytes"
-	"strconv"
 	"unicode"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -11,28 +10,18 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// unescape calls emit with the parts of the text of a JSON string in order, until emit returns false. text is the bytes between the
-// quotes, and its escapes must be valid. emit must not keep a part. Half of a surrogate pair becomes U+FFFD, as in encoding/json.
-func unescape(text []byte, emit func(part []byte) bool) {
-	var buf [utf8.UTFMax]byte
-	for len(text) > 0 {
-		n := bytes.IndexByte(text, '\\')
-		if n != 0 {
-			if n < 0 {
-				n = len(text)
-			}
-			if !emit(text[:n]) {
-				return
-			}
-			text = text[n:]
-			continue
-		}
-		r, size := decodeEscape(text)
-		if !emit(buf[:utf8.EncodeRune(buf[:], r)]) {
-			return
-		}
-		text = text[size:]
+// unescapePart returns the beginning of the text of a JSON string without escapes, and the rest of the text. text is bytes between the
+// quotes, not empty, and its escapes must be valid. The part may use buf, which has room for utf8.UTFMax bytes. Half of a surrogate pair
+// becomes U+FFFD, as in encoding/json.
+func unescapePart(text, buf []byte) (part, rest []byte) {
+	switch n := bytes.IndexByte(text, '\\'); {
+	case n < 0:
+		return text, nil
+	case n > 0:
+		return text[:n], text[n:]
 	}
+	r, size := decodeEscape(text)
+	return utf8.AppendRune(buf[:0], r), text[size:]
 }
 
 // escapes are the characters of the escapes of JSON that consist of two bytes.
@@ -59,12 +48,15 @@ func decodeEscape(text []byte) (r rune, size int) {
 }
 
 // decodeUnicodeEscape returns the number in the escape \uXXXX with which text begins.
-func decodeUnicodeEscape(text []byte) rune {
-	n, err := strconv.ParseUint(string(text[2:unicodeEscapeBytes]), 16, 16)
-	if err != nil {
-		return unicode.ReplacementChar // the scanner takes no such string
+func decodeUnicodeEscape(text []byte) (r rune) {
+	for _, c := range text[2:unicodeEscapeBytes] {
+		digit := c - '0'
+		if c > '9' {
+			digit = c | 0x20 - 'a' + 10
+		}
+		r = r<<4 | rune(digit)
 	}
-	return rune(n) //nolint:gosec // 16 bits
+	return r
 }
 
 // isASCII reports whether a text has only ASCII characters.
