@@ -27,8 +27,8 @@ const proxiedURL = runner.EgressURL + "/" + runner.EgressRouteAnthropic
 // not read the bodies of the requests.
 const unreadBodyURL = runner.EgressURL + "/" + system.EgressUnreadRoute
 
-// registerSandbox registers a new sandbox with the egress proxy, as an executor does, and returns the sandbox's token.
-func registerSandbox(ctx context.Context, proxy *system.EgressProxy) (token string, err error) {
+// registerSandbox registers a new sandbox of a tenant with the egress proxy, as an executor does, and returns the sandbox's token.
+func registerSandbox(ctx context.Context, proxy *system.EgressProxy, tenant string) (token string, err error) {
 	newID := func(kind events.IDKind) string {
 		id, ierr := events.NewID(kind, time.Now(), rand.Reader)
 		err = errors.Join(err, ierr)
@@ -36,7 +36,7 @@ func registerSandbox(ctx context.Context, proxy *system.EgressProxy) (token stri
 	}
 	sandbox, token := newID(events.KindSandbox), rand.Text()
 	body, merr := json.Marshal(map[string]any{
-		"token": token, "tenant": "default", "session": newID(events.KindSession), "execution": newID(events.KindExecution), "epoch": 1, "allow": []string{},
+		"token": token, "tenant": tenant, "session": newID(events.KindSession), "execution": newID(events.KindExecution), "epoch": 1, "allow": []string{},
 	})
 	if err := errors.Join(err, merr); err != nil {
 		return "", err
@@ -115,11 +115,11 @@ func (r modelRoute) timeRequest(ctx context.Context, prompt string) (time.Durati
 	return took, err
 }
 
-// timeStream requests an answer of a number of tokens, which the model sends one by one with a pause of pace. It
+// timeStream requests an answer to a prompt of a number of tokens, which the model sends one by one with a pause of pace. It
 // returns the age of each token at its receipt, and the time from the request to the end of the answer.
-func (r modelRoute) timeStream(ctx context.Context, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
+func (r modelRoute) timeStream(ctx context.Context, prompt string, tokens int, pace time.Duration) (ages []time.Duration, took time.Duration, err error) {
 	began := time.Now()
-	res, err := r.post(ctx, "Is it so?", true, http.Header{tokenCountHeader: {strconv.Itoa(tokens)}, tokenPauseHeader: {pace.String()}})
+	res, err := r.post(ctx, prompt, true, http.Header{tokenCountHeader: {strconv.Itoa(tokens)}, tokenPauseHeader: {pace.String()}})
 	if err != nil {
 		return nil, 0, err
 	}

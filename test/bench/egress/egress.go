@@ -1,5 +1,5 @@
 // Package egress measures what the egress proxy adds to a request to a model, to a request whose body it reads, and to
-// each token of a streamed answer, compared with the same without it. The proxy is the real process. The client talks to
+// each token of a streamed answer, compared with the same without it, and how long turns take while another tenant attacks the proxy. The proxy is the real process. The client talks to
 // its socket as a sandbox's runner does: it sends the token first. The model is a server in this process that does
 // nothing else.
 package egress
@@ -70,7 +70,7 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 		return err
 	}
 	b.Cleanup(proxy.Close)
-	token, err := registerSandbox(ctx, proxy)
+	token, err := registerSandbox(ctx, proxy, "default")
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,8 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	defer sandbox.CloseIdleConnections()
 	t := &testbed{Benchmark: m, direct: modelRoute{url, &http.Client{Transport: direct}}, proxied: modelRoute{proxiedURL, &http.Client{Transport: sandbox}}}
 	t.unread = modelRoute{unreadBodyURL, t.proxied.http}
-	for _, measure := range []func(context.Context) (row.Row, error){t.measureRequest, t.measureBodyRead, t.measureToken, t.measureUnpacedStream} {
+	attack := func(ctx context.Context) (row.Row, error) { return t.measureAttack(ctx, proxy) }
+	for _, measure := range []func(context.Context) (row.Row, error){t.measureRequest, t.measureBodyRead, t.measureToken, t.measureUnpacedStream, attack} {
 		r, err := measure(ctx)
 		if err != nil {
 			return err
@@ -90,6 +91,9 @@ func (m *Benchmark) Measure(ctx context.Context, b *harness.Bench) error {
 	}
 	return nil
 }
+
+// shortPrompt is the prompt of a short request.
+const shortPrompt = "Is it so?"
 
 // warmUpRequests is the number of requests on each route before the measured requests.
 const warmUpRequests = 20
@@ -117,7 +121,7 @@ func (t *testbed) compareRoutes(ctx context.Context, one, other modelRoute, prom
 // measureRequest measures the time that the egress proxy adds to a short request, and returns the row of
 // docs/performance.md.
 func (t *testbed) measureRequest(ctx context.Context) (row.Row, error) {
-	direct, proxied, err := t.compareRoutes(ctx, t.direct, t.proxied, "Is it so?")
+	direct, proxied, err := t.compareRoutes(ctx, t.direct, t.proxied, shortPrompt)
 	if err != nil {
 		return row.Row{}, err
 	}
@@ -162,11 +166,11 @@ func (t *testbed) measureBodyRead(ctx context.Context) (row.Row, error) {
 // measureToken measures the age of each streamed token when the client receives it, with and without the egress proxy,
 // and returns the row of docs/performance.md. The model sends tokens at the pace of a real one.
 func (t *testbed) measureToken(ctx context.Context) (row.Row, error) {
-	direct, _, err := t.direct.timeStream(ctx, t.Tokens, t.Pace)
+	direct, _, err := t.direct.timeStream(ctx, shortPrompt, t.Tokens, t.Pace)
 	if err != nil {
 		return row.Row{}, err
 	}
-	proxied, _, err := t.proxied.timeStream(ctx, t.Tokens, t.Pace)
+	proxied, _, err := t.proxied.timeStream(ctx, shortPrompt, t.Tokens, t.Pace)
 	if err != nil {
 		return row.Row{}, err
 	}
@@ -187,7 +191,7 @@ func (t *testbed) measureUnpacedStream(ctx context.Context) (row.Row, error) {
 	took := func(r modelRoute) (time.Duration, error) {
 		var all []time.Duration
 		for range rounds {
-			_, d, err := r.timeStream(ctx, t.Tokens, 0)
+			_, d, err := r.timeStream(ctx, shortPrompt, t.Tokens, 0)
 			if err != nil {
 				return 0, err
 			}

@@ -97,16 +97,34 @@ func isInSkill(skills []string, path string) bool {
 	})
 }
 
-// pathsInArguments returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files outside of its folder.
-// The bool is false if the arguments cannot be decoded.
-func pathsInArguments(input json.RawMessage) ([]string, bool) {
+// parseArguments returns the arguments of a call by their names in the form of foldName, because agents in some languages ignore case
+// in the names of members. The bool is false if the input is not an object, or if two of its names differ only in case: the agent may
+// read another one than the policy.
+func parseArguments(input json.RawMessage) (map[string]json.RawMessage, bool) {
 	var all map[string]json.RawMessage
 	if json.Unmarshal(input, &all) != nil {
 		return nil, false
 	}
+	folded := map[string]json.RawMessage{}
+	for name, value := range all {
+		folded[foldName(name)] = value
+	}
+	return folded, len(folded) == len(all)
+}
+
+// foldName returns the name of an argument without case, as encoding/json compares names.
+func foldName(name string) string { return strings.ToLower(strings.ToUpper(name)) }
+
+// pathsInArguments returns the paths among the arguments of a call. A glob pattern counts as a path if it could match files outside of its folder.
+// The bool is false if the arguments cannot be decoded.
+func pathsInArguments(input json.RawMessage) ([]string, bool) {
+	all, ok := parseArguments(input)
+	if !ok {
+		return nil, false
+	}
 	var paths []string
 	for _, key := range pathArguments {
-		raw, ok := all[key]
+		raw, ok := all[foldName(key)]
 		if !ok || string(raw) == "null" {
 			continue
 		}
@@ -149,11 +167,12 @@ type callArguments struct {
 	Plan        string `json:"plan"`
 }
 
-// parseCallArguments decodes the arguments of a call that a permission request shows. It leaves out arguments of an unexpected type.
-func parseCallArguments(raw json.RawMessage) callArguments {
-	var fields map[string]json.RawMessage
-	if json.Unmarshal(raw, &fields) != nil {
-		return callArguments{}
+// parseCallArguments decodes the arguments of a call that a permission request shows. It leaves out arguments of an unexpected type. The bool
+// is false if two arguments have the same name in different cases.
+func parseCallArguments(raw json.RawMessage) (callArguments, bool) {
+	fields, ok := parseArguments(raw)
+	if !ok {
+		return callArguments{}, fields == nil
 	}
 	text := func(key string) (s string) {
 		if json.Unmarshal(fields[key], &s) != nil {
@@ -161,14 +180,15 @@ func parseCallArguments(raw json.RawMessage) callArguments {
 		}
 		return s
 	}
-	return callArguments{text("command"), text("cmd"), text("cwd"), text("workdir"), text("description"), text("url"), text("plan")}
+	return callArguments{text("command"), text("cmd"), text("cwd"), text("workdir"), text("description"), text("url"), text("plan")}, true
 }
 
 // newPermissionRequest returns the permission request for the call c. known is the same call before the request, with the input that the agent
 // reported for the call itself; made is the content of the call.
 func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) agent.PermissionRequest {
 	tool := s.callInfo(c)
-	own, in := parseCallArguments(known.Input), parseCallArguments(c.Input)
+	own, ownOK := parseCallArguments(known.Input)
+	in, inOK := parseCallArguments(c.Input)
 	command := cmp.Or(in.Command, in.Cmd, own.Command, own.Cmd)
 	r := agent.PermissionRequest{
 		Call: permission.Call{
@@ -221,6 +241,10 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 	case permission.KindQuestion:
 		r.Kind = events.ApprovalPlan
 		r.Preview.Text = cmp.Or(in.Plan, own.Plan, r.Preview.Text)
+	}
+	interpreted := []permission.CallKind{permission.KindRead, permission.KindEdit, permission.KindShell, permission.KindNetwork}
+	if (!ownOK || !inOK) && slices.Contains(interpreted, tool.Kind) {
+		r.Decided = newDenial(ruleUnreadableRequest, "the request has two arguments whose names differ only in case")
 	}
 	if p := r.Preview; p.Command+p.Diff+p.URL+p.Text == "" && hasValue(c.Input) {
 		r.Preview.Text = indentJSON(c.Input)

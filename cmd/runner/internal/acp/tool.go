@@ -11,6 +11,7 @@ import (
 	sdk "github.com/coder/acp-go-sdk"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -279,17 +280,11 @@ func diffText(d callContent) string {
 
 // describeCall returns a one-line description of a call, with paths relative to the workspace.
 func describeCall(c ToolCall, workspace string) string {
-	var a struct {
-		Description string `json:"description"`
-		Command     string `json:"command"`
-		Pattern     string `json:"pattern"`
-		URL         string `json:"url"`
-		Query       string `json:"query"`
+	args := transcript.ParseMembers(c.Input) // by their exact names, as the agent reads them
+	var candidates []string
+	for _, name := range []string{"description", "command", "pattern", "url", "query"} {
+		candidates = append(candidates, transcript.ParseString(args[name]))
 	}
-	if hasValue(c.Input) && json.Unmarshal(c.Input, &a) != nil {
-		a.Description = "" // of an unexpected shape: ignored
-	}
-	candidates := []string{a.Description, a.Command, a.Pattern, a.URL, a.Query}
 	if c.Title != c.Name {
 		candidates = append([]string{c.Title}, candidates...)
 	}

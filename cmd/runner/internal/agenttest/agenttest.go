@@ -44,6 +44,7 @@ type Capabilities struct {
 	Settings     *WorkspaceSettings
 	Fork         *ForkCheck
 	Provided     *ProvidedCheck
+	ProxyRestart *ProxyRestartCheck
 	// Bare returns the agent without Spool, with which the benchmark "turn" compares the agent in Spool.
 	Bare func() bareagent.Agent
 }
@@ -73,6 +74,9 @@ func Exercise(t *testing.T, s AgentUnderTest, c Capabilities) {
 	}
 	if c.Provided != nil {
 		t.Run("provided transcript", func(t *testing.T) { t.Parallel(); checkProvided(t, s, *c.Provided) })
+	}
+	if c.ProxyRestart != nil {
+		t.Run("restart of the egress proxy", func(t *testing.T) { t.Parallel(); checkProxyRestart(t, s, *c.ProxyRestart) })
 	}
 	if c.Bare != nil {
 		t.Run("bare agent", func(t *testing.T) { t.Parallel(); checkBareAgent(t, s, c.Bare()) })

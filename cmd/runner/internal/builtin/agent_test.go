@@ -134,7 +134,7 @@ func TestModelErrors_HaveTheirCodes(t *testing.T) {
 		"no such model":     {[]http.HandlerFunc{fails(404, "model_not_found", "no gpt-9")}, "MODEL_NOT_FOUND", "no gpt-9", 1},
 		"bad request":       {[]http.HandlerFunc{fails(400, "x", "too long")}, "MODEL_ERROR", "too long", 1},
 		"ends too early":    {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { send(w, chunk(`{"content":"a"}`, ""), "[DONE]") }}, "MODEL_ERROR", "before its answer", 1},
-		"breaks half-way":   {[]http.HandlerFunc{breaks(chunk(`{"content":"half"}`, ""))}, "MODEL_ERROR", "broke", 1},
+		"breaks half-way":   {[]http.HandlerFunc{breaks(chunk(`{"content":"half"}`, ""))}, "MODEL_ERROR", "broke", 5},
 		"withheld":          {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { send(w, chunk(`{}`, "content_filter"), "[DONE]") }}, "MODEL_ERROR", "content_filter", 1},
 		"error in a stream": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			send(w, chunk(`{"content":"a"}`, ""), `{"error":{"message":"exploded"}}`)
@@ -167,16 +167,35 @@ func TestModelErrors_HaveTheirCodes(t *testing.T) {
 
 func TestBrokenAnswerStaysInTheHistory(t *testing.T) {
 	t.Parallel()
-	e := newEndpoint(t, breaks(chunk(`{"content":"The first half"}`, ""), chunk(`{"tool_calls":[{"index":0,"id":"call_1","function":{"name":"write_file","arguments":"{\"path\""}}]}`, "")), says("ok"))
+	half := breaks(chunk(`{"content":"The first half"}`, ""), chunk(`{"tool_calls":[{"index":0,"id":"call_1","function":{"name":"write_file","arguments":"{\"path\""}}]}`, ""))
+	e := newEndpoint(t, half, half, half, half, half, says("ok"))
 	s := startSpool(t, e, newPlace(t), "", nil)
 	lines := s.turn("one", nil)
-	if b := completed(t, lines, events.KindToolUse); len(b) != 1 || b[0].Status != events.StatusError || b[0].Input != nil {
-		t.Errorf("tool call %+v", b)
+	if b := completed(t, lines, events.KindToolUse); len(b) != 5 || b[4].Status != events.StatusError || b[4].Input != nil {
+		t.Errorf("tool calls %+v", b)
 	}
 	s.turn("two", nil)
-	m := e.seen()[1].Messages
+	m := e.seen()[5].Messages
 	if got := fmt.Sprint(m[2].Content); m[2].Role != "assistant" || !strings.HasPrefix(got, "The first half") || !strings.Contains(got, "cut short") || len(m[2].ToolCalls) != 0 {
 		t.Errorf("the broken answer is remembered as %+v", m[2])
+	}
+}
+
+// An answer whose connection is lost is discarded, and requested again: a restart of the egress proxy does not cost the turn.
+func TestBrokenAnswer_IsRequestedAgain(t *testing.T) {
+	t.Parallel()
+	e := newEndpoint(t, breaks(chunk(`{"content":"The first half"}`, "")), says("The whole"), says("ok"))
+	s := startSpool(t, e, newPlace(t), "", nil)
+	lines := s.turn("one", nil)
+	if end := ended(t, lines); end.Outcome != runner.OutcomeCompleted || end.Result != "The whole" {
+		t.Errorf("end %+v", end)
+	}
+	if b := completed(t, lines, events.KindAssistantText); len(b) != 2 || b[0].Status != events.StatusError || b[1].Content != "The whole" || b[1].Status != events.StatusComplete {
+		t.Errorf("texts %+v", b)
+	}
+	s.turn("two", nil)
+	if m := e.seen()[2].Messages; len(m) != 4 || fmt.Sprint(m[2].Content) != "The whole" {
+		t.Errorf("the model is sent %+v", m)
 	}
 }
 

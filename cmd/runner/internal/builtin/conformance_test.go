@@ -43,7 +43,15 @@ func TestConformance(t *testing.T) {
 			Rule:    "workspace.outside",
 		},
 		Resume: &agenttest.ResumeCheck{Usage: true, UnknownSession: "agt-UNKNOWN", OtherModel: "some-model"},
-		Bare:   bareagent.BuiltIn,
+		ProxyRestart: &agenttest.ProxyRestartCheck{
+			Env: func(url string) map[string]string {
+				return map[string]string{"OPENAI_BASE_URL": url + "/openai", "OPENAI_API_KEY": key}
+			},
+			Shell: func(command string) agenttest.ScriptToolCall {
+				return agenttest.ScriptToolCall{Name: "run_code", Input: map[string]any{"language": "bash", "code": command}}
+			},
+		},
+		Bare: bareagent.BuiltIn,
 		Fork: &agenttest.ForkCheck{
 			Copy: func(t testing.TB, from, to string) {
 				t.Helper()

@@ -12,6 +12,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -158,8 +159,32 @@ func (t *turn) modelErrorEnd(ctx context.Context, err error) runner.TurnEnd {
 	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "MODEL_ERROR", Message: err.Error()}
 }
 
-// requestAnswer requests one answer of the model, and shows the pieces of the answer in blocks as they arrive.
+// Limits of the requests that follow an answer whose connection was lost, as in a restart of the egress proxy.
+const (
+	maxLostAnswers       = 4
+	shortestRequestPause = 500 * time.Millisecond
+	longestRequestPause  = 4 * time.Second
+)
+
+// requestAnswer requests one answer of the model. If the connection is lost within the answer, it discards the answer and sends the
+// request again. The blocks of a discarded answer stay, as cut short.
 func (t *turn) requestAnswer(ctx context.Context) (model.Answer, error) {
+	pauses := retry.NewDoubling(shortestRequestPause, longestRequestPause)
+	for lost := 0; ; lost++ {
+		answer, err := t.streamAnswer(ctx)
+		var m *model.Error
+		if !errors.As(err, &m) || !m.Lost || lost == maxLostAnswers {
+			return answer, err
+		}
+		t.Log.Warn("the connection to the model was lost within an answer: the request is sent again", "err", err)
+		if retry.Pause(ctx, pauses.NextBackOff()) != nil {
+			return answer, err
+		}
+	}
+}
+
+// streamAnswer requests one answer of the model, and shows the pieces of the answer in blocks as they arrive.
+func (t *turn) streamAnswer(ctx context.Context) (model.Answer, error) {
 	s := &answerBlocks{turn: t, calls: map[int]*openCallBlock{}}
 	answer, err := t.Model.Stream(ctx, model.Request{
 		Model: t.model, System: t.systemPrompt(), Messages: t.said.Messages(), Tools: t.toolOffers(),

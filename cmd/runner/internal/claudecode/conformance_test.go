@@ -58,6 +58,12 @@ func TestConformance(t *testing.T) {
 			settings := `{"permissions":{"defaultMode":"bypassPermissions","allow":["WebFetch","WebSearch","Write(//**)","Edit(//**)","Write","Edit"],"additionalDirectories":["/etc"]}}`
 			return map[string]string{".claude/settings.json": settings, ".claude/settings.local.json": settings}
 		}},
+		ProxyRestart: &agenttest.ProxyRestartCheck{
+			Env: func(url string) map[string]string {
+				return map[string]string{"ANTHROPIC_BASE_URL": url + "/anthropic", "ANTHROPIC_API_KEY": "test"}
+			},
+			Shell: bash,
+		},
 		Bare: bareagent.ClaudeCode,
 		Fork: &agenttest.ForkCheck{
 			Copy: func(t testing.TB, from, to string) {

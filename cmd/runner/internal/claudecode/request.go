@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
 )
@@ -110,26 +111,39 @@ func (s *session) newPermissionResult(c callToDecide, r agent.PermissionRequest,
 	return v
 }
 
-// parseQuestions returns the questions to the user in the input of a call of AskUserQuestion.
+// parseQuestions returns the questions to the user in the input of a call of AskUserQuestion. It reads members by their exact names, as
+// the CLI does: otherwise the user could answer another question than the one that the CLI asks.
 func parseQuestions(input json.RawMessage) []events.Question {
-	var asked struct {
-		Questions []struct {
-			Question string                  `json:"question"`
-			Header   string                  `json:"header"`
-			Options  []events.QuestionOption `json:"options"`
-			Multiple bool                    `json:"multiSelect"`
-		} `json:"questions"`
-	}
-	if json.Unmarshal(input, &asked) != nil {
+	var asked []json.RawMessage
+	if json.Unmarshal(transcript.ParseMembers(input)["questions"], &asked) != nil {
 		return nil
 	}
 	var out []events.Question
-	for i, q := range asked.Questions {
-		out = append(out, events.Question{
-			ID: fmt.Sprintf("q%d", i+1), Header: q.Header, Question: q.Question, Options: q.Options, Multiple: q.Multiple, Other: true,
-		})
+	for i, raw := range asked {
+		q := transcript.ParseMembers(raw)
+		var options []json.RawMessage
+		var multiple bool
+		if q == nil || parseOptional(q["options"], &options) != nil || parseOptional(q["multiSelect"], &multiple) != nil {
+			return nil
+		}
+		question := events.Question{
+			ID: fmt.Sprintf("q%d", i+1), Header: transcript.ParseString(q["header"]), Question: transcript.ParseString(q["question"]), Multiple: multiple, Other: true,
+		}
+		for _, raw := range options {
+			o := transcript.ParseMembers(raw)
+			question.Options = append(question.Options, events.QuestionOption{Label: transcript.ParseString(o["label"]), Description: transcript.ParseString(o["description"])})
+		}
+		out = append(out, question)
 	}
 	return out
+}
+
+// parseOptional decodes a member into v, and leaves v as it is if the object has no such member.
+func parseOptional(raw json.RawMessage, v any) error {
+	if raw == nil {
+		return nil
+	}
+	return json.Unmarshal(raw, v)
 }
 
 // addAnswers returns the input of AskUserQuestion with the user's answers, by the text of the question. Several answers

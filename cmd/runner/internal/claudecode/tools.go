@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -22,18 +23,10 @@ func displayName(tool string) string {
 	return tool
 }
 
-// toolArguments holds those arguments of the CLI's tools that appear in the description of a call.
+// toolArguments holds the arguments of calls of sub-agents and of lists of tasks.
 type toolArguments struct {
-	Description  string `json:"description"`
-	FilePath     string `json:"file_path"`
-	NotebookPath string `json:"notebook_path"`
-	Pattern      string `json:"pattern"`
-	Path         string `json:"path"`
-	Command      string `json:"command"`
-	URL          string `json:"url"`
-	Query        string `json:"query"`
-	Subject      string `json:"subject"`
-	Skill        string `json:"skill"`
+	Description string `json:"description"`
+	Subject     string `json:"subject"`
 
 	Prompt       string `json:"prompt"`        // Agent
 	SubagentType string `json:"subagent_type"` // Agent
@@ -54,8 +47,9 @@ func parseToolArguments(input json.RawMessage) toolArguments {
 
 // describeInput returns a one-line description of a call by its most informative argument, or "". A path in the workspace is made relative.
 func describeInput(input json.RawMessage, workspace string) string {
-	a := parseToolArguments(input)
-	for _, what := range []string{a.Subject, a.Description, a.FilePath, a.NotebookPath, a.Pattern, a.Command, a.URL, a.Query, a.Skill, a.Path} {
+	args := transcript.ParseMembers(input)
+	for _, name := range []string{"subject", "description", "file_path", "notebook_path", "pattern", "command", "url", "query", "skill", "path"} {
+		what := transcript.ParseString(args[name])
 		if what == "" {
 			continue
 		}

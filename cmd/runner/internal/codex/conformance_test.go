@@ -99,6 +99,14 @@ func TestConformance(t *testing.T) {
 				}
 			},
 		},
+		ProxyRestart: &agenttest.ProxyRestartCheck{
+			Env: func(url string) map[string]string {
+				return map[string]string{"OPENAI_BASE_URL": url + "/openai", "OPENAI_API_KEY": key}
+			},
+			Shell: func(command string) agenttest.ScriptToolCall {
+				return agenttest.ScriptToolCall{Name: "exec_command", Input: map[string]any{"cmd": command, "yield_time_ms": 30000}}
+			},
+		},
 		Bare: bareagent.Codex,
 		Fork: &agenttest.ForkCheck{
 			Copy: copyRecords, Cases: forks, AfterKill: "at a call's result in a turn", UnknownAnchor: "turn/item",

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/retry"
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/tlsconn"
 )
@@ -33,6 +34,11 @@ const (
 	// serverDialTimeout is the time limit for connecting to the egress proxy over TLS, which takes several round trips
 	// and may lose packets.
 	serverDialTimeout = 15 * time.Second
+	// DefaultWait is the default of the time for which a connection waits for an egress proxy that restarts.
+	DefaultWait = time.Minute
+	// shortestRedialPause and longestRedialPause are the limits of the pause between two dials of the egress proxy.
+	shortestRedialPause = 20 * time.Millisecond
+	longestRedialPause  = 500 * time.Millisecond
 	// acceptRetryPause is the pause after a failure to accept a connection.
 	acceptRetryPause = 100 * time.Millisecond
 	// maxSocketPath is the maximum length in bytes of the path of a Unix socket.
@@ -49,6 +55,7 @@ type Config struct {
 	HostsOnly   bool          // the proxy serves hosts of the allowlist only, no models and MCP servers
 	Connections int           // 0 for DefaultMaxConnections
 	Idle        time.Duration // 0 for DefaultIdleTimeout
+	Wait        time.Duration // for a proxy that cannot be reached, before the client is refused; 0 for DefaultWait, negative for none
 	Log         *slog.Logger  // nil for none
 }
 
@@ -73,6 +80,7 @@ func (c *Config) validate() error {
 	c.Address = cmp.Or(c.Address, runner.EgressAddress)
 	c.Connections = cmp.Or(c.Connections, DefaultMaxConnections)
 	c.Idle = cmp.Or(c.Idle, DefaultIdleTimeout)
+	c.Wait = cmp.Or(c.Wait, DefaultWait)
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
@@ -181,8 +189,7 @@ func (f *Forwarder) forwardConnection(ctx context.Context, client *net.TCPConn) 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { closeQuietly(client) })()
-	proxy, err := f.dial(ctx)
-	f.logReachability(ctx, err)
+	proxy, err := f.awaitProxy(ctx)
 	if err != nil {
 		refuseRequest(client, "the egress proxy cannot be reached, so nothing leaves this sandbox for now; try again in a moment")
 		return
@@ -192,6 +199,22 @@ func (f *Forwarder) forwardConnection(ctx context.Context, client *net.TCPConn) 
 	p := &proxyPipe{client: client, proxy: proxy, idle: f.cfg.Idle}
 	if p.copyBothWays(); p.isUnanswered() && ctx.Err() == nil {
 		sendHTTPError(client, "the egress proxy closed the connection without an answer; try again in a moment")
+	}
+}
+
+// awaitProxy connects to the egress proxy. It dials again while the proxy cannot be reached, up to Config.Wait, so that a restart of the
+// proxy costs no client its connection.
+func (f *Forwarder) awaitProxy(ctx context.Context) (halfClosableConn, error) {
+	waiting, cancel := context.WithTimeout(ctx, f.cfg.Wait)
+	defer cancel()
+	pauses := retry.NewDoubling(shortestRedialPause, longestRedialPause)
+	for {
+		proxy, err := f.dial(ctx)
+		f.logReachability(ctx, err)
+		var untrusted *tls.CertificateVerificationError
+		if err == nil || errors.As(err, &untrusted) || retry.Pause(waiting, pauses.NextBackOff()) != nil {
+			return proxy, err
+		}
 	}
 }
 

@@ -126,7 +126,7 @@ func (p *proxy) accept() (conn, *bufio.Reader) {
 func TestOverTLS_ConnectionsAreForwardedAsToTheSocket(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]func(*testing.T){
-		"half-close": TestDirectionsEndIndependently, "large bodies": TestLargeBodiesAreForwardedWhole, "unreachable proxy": TestUnreachableProxy_ClientsAreAnswered,
+		"half-close": TestDirectionsEndIndependently, "large bodies": TestLargeBodiesAreForwardedWhole, "unreachable proxy": TestUnreachableProxy_ClientsAreAnswered, "restarting proxy": TestRestartingProxy_ClientsWait,
 		"proxy closes": TestProxyClosesBeforeItsAnswer_ClientIsAnswered, "idle connections": TestIdleConnectionsAreClosed, "many connections": TestConnectionsAreLimited,
 	} {
 		t.Run(name, test)
@@ -298,7 +298,7 @@ func get(t *testing.T, address string) (int, string, error) {
 func TestUnreachableProxy_ClientsAreAnswered(t *testing.T) {
 	t.Parallel()
 	p := newProxy(t)
-	address, log := forward(t, p.cfg)
+	address, log := forward(t, p.with(func(c *loopback.Config) { c.Wait = -1 }))
 	for range 3 {
 		code, body, err := get(t, address)
 		if err != nil || code != http.StatusBadGateway || !strings.Contains(body, "the egress proxy cannot be reached") || !strings.Contains(body, "EGRESS_UNAVAILABLE") {
@@ -323,6 +323,40 @@ func TestUnreachableProxy_ClientsAreAnswered(t *testing.T) {
 	}
 	if !strings.Contains(log.String(), "is back") {
 		t.Errorf("the log does not say that the proxy is back:\n%s", log)
+	}
+}
+
+// A proxy that restarts costs no client its connection: the forwarder holds the connection until the proxy is back.
+func TestRestartingProxy_ClientsWait(t *testing.T) {
+	t.Parallel()
+	p := newProxy(t)
+	address, log := forward(t, p.cfg)
+	client := dial(t, address)
+	send(t, client, "question")
+	awaitLog(t, log, "cannot be reached")
+	p.up()
+	upstream, in := p.accept()
+	if b, err := in.Peek(len("question")); err != nil || string(b) != "question" {
+		t.Fatalf("%q, %v", b, err)
+	}
+	send(t, upstream, "answer")
+	_ = upstream.CloseWrite()
+	if err := client.CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(client); err != nil || string(got) != "answer" {
+		t.Errorf("%q, %v", got, err)
+	}
+	awaitLog(t, log, "is back")
+}
+
+// awaitLog waits until the forwarder has logged a text.
+func awaitLog(t *testing.T, log *buffer, text string) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !strings.Contains(log.String(), text); <-time.After(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the log does not have %q:\n%s", text, log)
+		}
 	}
 }
 

@@ -100,6 +100,14 @@ func TestConformance(t *testing.T) {
 			AfterKill:     "between turns",
 			UnknownAnchor: "msg_unknown",
 		},
+		ProxyRestart: &agenttest.ProxyRestartCheck{
+			Env: func(url string) map[string]string {
+				return map[string]string{"OPENAI_BASE_URL": url + "/openai", "OPENAI_API_KEY": "test-key", "OPENAI_MODEL": "scripted"}
+			},
+			Shell: func(command string) agenttest.ScriptToolCall {
+				return agenttest.ScriptToolCall{Name: "bash", Input: map[string]any{"command": command, "description": "Wait"}}
+			},
+		},
 		Bare: bareagent.OpenCode,
 		Provided: &agenttest.ProvidedCheck{
 			Bare: runBareCLI, Poison: poison,

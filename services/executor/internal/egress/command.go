@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 
 	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/services/executor/internal/egress/api"
+	"github.com/spoolhq/spool/services/executor/internal/egress/proxy"
 )
 
 // Settings are the settings of the egress program, as its flags and variables set them.
@@ -94,6 +96,9 @@ func serveProxy(c cli, stderr io.Writer) error {
 			}
 		}
 	}()
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(proxy.MemoryLimitBytes)
+	}
 	s, err := New(c.Config, Deps{Logger: log, Kill: kill})
 	if err != nil {
 		return err

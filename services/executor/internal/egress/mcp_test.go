@@ -169,8 +169,8 @@ func TestRegister_RefusesInvalidServers(t *testing.T) {
 	}
 }
 
-// A restarted proxy has no servers. Its journal shows that to the executor, which registers them again.
-func TestServers_AreUnknownAfterARestart(t *testing.T) {
+// A restarted proxy has no servers. Its journal shows that to the executor, which registers them again. The request waits for that.
+func TestServers_RequestsWaitForThemAfterARestart(t *testing.T) {
 	t.Parallel()
 	change, _, _ := withPublicNetwork(t, echoRequest)
 	w := newWorld(t, change)
@@ -179,15 +179,20 @@ func TestServers_AreUnknownAfterARestart(t *testing.T) {
 	b.register(server)
 	w.stop()
 	w.start()
-	if status, _, _ := b.ask("POST", "/mcp/docs"); status != http.StatusNotFound {
-		t.Errorf("after the restart: %d", status)
-	}
+	answered := make(chan int)
+	go func() {
+		status, _, _ := b.ask("POST", "/mcp/docs")
+		answered <- status
+	}()
 	if d := b.denied(b.lines(0, 1)[0]); d.Code != "UNKNOWN_SERVER" || d.Host != "mcp/docs" {
 		t.Errorf("journaled %+v", d)
 	}
 	b.register(server)
-	if status, _, _ := b.ask("POST", "/mcp/docs"); status != 200 {
-		t.Errorf("registered again: %d", status)
+	if status := <-answered; status != http.StatusOK {
+		t.Errorf("the request that waited: %d", status)
+	}
+	if status, _, _ := b.ask("POST", "/mcp/none"); status != http.StatusNotFound {
+		t.Errorf("a server that is not registered: %d", status)
 	}
 }
 

@@ -274,8 +274,9 @@ func TestModelBody_MemoryIsBoundedForEachSandbox(t *testing.T) {
 			}
 		})
 	}
+	large := `{"model":"m","system":"` + strings.Repeat("x", 24<<20) + `"}`
 	poll(t, "the sandbox has no memory left", func() bool {
-		status, header, _ := hog.post(messages, `{"model":"m"}`)
+		status, header, _ := hog.post(messages, large)
 		return status == http.StatusServiceUnavailable && header.Get("Spool-Egress") == "BODIES_FULL"
 	})
 	if status, _, body := w.box().post(messages, `{"model":"m","system":"`+strings.Repeat("x", 8<<20)+`"}`); status != http.StatusOK {

@@ -83,6 +83,7 @@ type Error struct {
 	Code    string // MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED
 	Message string
 	Err     error // the cause, or nil
+	Lost    bool  // the connection was lost within the answer: the same request may succeed now
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s", e.Code, e.Message) }

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"strings"
 	"time"
@@ -42,7 +44,7 @@ type Client struct {
 }
 
 // NewClient returns a client of a model API. The client retries requests with jittered backoff, or after the endpoint's
-// Retry-After. It does not retry a stream that has begun.
+// Retry-After. It does not retry a stream that has begun: the caller has its pieces already.
 func NewClient(cfg Config) *Client {
 	if cfg.Retries == 0 {
 		cfg.Retries = DefaultRetries
@@ -253,12 +255,18 @@ func messageParam(m Message) openai.ChatCompletionMessageParamUnion {
 	return openai.UserMessage(parts)
 }
 
+// isConnectionLoss reports whether an error means that a connection ended, and not that the endpoint sent an error.
+func isConnectionLoss(err error) bool {
+	var lost *net.OpError
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &lost)
+}
+
 // convertError converts an error of the API client to an Error. begun reports whether a part of the answer has arrived.
 func convertError(err error, model string, begun bool) *Error {
 	var api *openai.Error
 	if !errors.As(err, &api) {
 		if begun {
-			return &Error{Code: "MODEL_ERROR", Message: "the model's stream broke: " + err.Error(), Err: err}
+			return &Error{Code: "MODEL_ERROR", Message: "the model's stream broke: " + err.Error(), Err: err, Lost: isConnectionLoss(err)}
 		}
 		return &Error{Code: "MODEL_ERROR", Message: "the model's endpoint cannot be reached: " + err.Error(), Err: err}
 	}

@@ -4,6 +4,8 @@ package modelbody
 
 import (
 	"bytes"
+	"fmt"
+	"hash/maphash"
 	"strings"
 
 	"github.com/spoolhq/spool/pkg/egress"
@@ -35,7 +37,7 @@ func (e *DeniedError) Error() string {
 // Check checks the JSON body of a model request and returns the model that it names. allows reports whether the sandbox's allowlist allows
 // a feature of the provider. The error is a *DeniedError or an *UnreadableError.
 func Check(p Protocol, body []byte, allows func(feature string) bool) (model string, err error) {
-	s := scanner{body: body, allows: allows, keys: make([][]byte, 0, 64)}
+	s := scanner{body: body, allows: allows, seed: maphash.MakeSeed(), keys: make([]uint64, 0, 64)}
 	in := anthropicRequest
 	if p == ProtocolOpenAI {
 		in = openAIRequest
@@ -85,7 +87,9 @@ const (
 
 // objectState holds what the scanner knows about a JSON object while it reads the object.
 type objectState struct {
-	typ   string
+	raw   []byte // the key that is being read, without escapes
+	key   []byte // the same, folded
+	typ   []byte
 	typed bool // type is there, and not null
 	marks seenKeys
 }
@@ -95,39 +99,40 @@ type grammar struct {
 	fields map[string]fieldRule
 	other  fieldRule // of keys that are not in fields
 	urls   bool      // strings at keys that end in url need a feature, unless they are data URLs
+	exact  bool      // a key that differs from a known one only by foldKey is refused
 	closed func(s *scanner, o *objectState) error
 }
 
 // grammars has the grammar of each location. uncheckedLocation has none.
-var grammars = map[location]*grammar{
+var grammars = [openAIEnvironment + 1]*grammar{
 	unknownLocation: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"schema": {}, "input_schema": {}, "metadata": {}, "parameters": {},
 		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored}, "source": {in: anthropicSource},
 	}},
-	anthropicRequest: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
+	anthropicRequest: {exact: true, urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"model": {check: (*scanner).checkModel}, "messages": {in: anthropicBlock}, "system": {in: anthropicBlock}, "tools": {in: anthropicTool},
 		"mcp_servers": {needs: "mcp"}, "container": {needs: egress.FeatureUseStored}, "metadata": {}, "output_format": {},
 		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	}},
-	anthropicBlock: {other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicBlock, fields: map[string]fieldRule{
+	anthropicBlock: {exact: true, other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicBlock, fields: map[string]fieldRule{
 		"input": {}, "citations": {}, "source": {in: anthropicSource}, "file_id": {needs: egress.FeatureReadFile}, "url": {mark: hasURL},
 	}},
-	anthropicTool: {closed: (*scanner).checkAnthropicTool, fields: map[string]fieldRule{}},
-	anthropicSource: {other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicSource, fields: map[string]fieldRule{
+	anthropicTool: {exact: true, closed: (*scanner).checkAnthropicTool, fields: map[string]fieldRule{}},
+	anthropicSource: {exact: true, other: fieldRule{in: anthropicBlock}, closed: (*scanner).checkAnthropicSource, fields: map[string]fieldRule{
 		"url": {mark: hasURL}, "file_id": {needs: egress.FeatureReadFile},
 	}},
-	openAIRequest: {urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
+	openAIRequest: {exact: true, urls: true, other: fieldRule{in: unknownLocation}, fields: map[string]fieldRule{
 		"model": {check: (*scanner).checkModel}, "input": {in: openAIInput}, "messages": {in: openAIItem}, "prediction": {in: openAIItem}, "tools": {in: openAITool},
 		"functions": {}, "response_format": {}, "text": {}, "metadata": {}, "audio": {}, "logit_bias": {},
 		"previous_response_id": {needs: egress.FeatureUseStored}, "conversation": {needs: egress.FeatureUseStored}, "prompt": {check: (*scanner).checkPrompt},
 		"background": {check: (*scanner).checkBackground}, "web_search_options": {check: (*scanner).checkWebSearch}, "search_parameters": {check: (*scanner).checkWebSearch}, "plugins": {check: (*scanner).checkWebSearch},
 		"file_id": {needs: egress.FeatureReadFile}, "file_ids": {needs: egress.FeatureReadFile}, "container_id": {needs: egress.FeatureUseStored},
 	}},
-	openAIInput:       {urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIInput, fields: openAIFieldRules},
-	openAIItem:        {urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIItem, fields: openAIFieldRules},
-	openAIAudio:       {fields: map[string]fieldRule{"id": {needs: egress.FeatureUseStored}}},
-	openAITool:        {closed: (*scanner).checkOpenAITool, fields: openAIToolFieldRules},
-	openAIEnvironment: {closed: (*scanner).checkOpenAIEnvironment, fields: map[string]fieldRule{}},
+	openAIInput:       {exact: true, urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIInput, fields: openAIFieldRules},
+	openAIItem:        {exact: true, urls: true, other: fieldRule{in: openAIItem}, closed: (*scanner).checkOpenAIItem, fields: openAIFieldRules},
+	openAIAudio:       {exact: true, fields: map[string]fieldRule{"id": {needs: egress.FeatureUseStored}}},
+	openAITool:        {exact: true, closed: (*scanner).checkOpenAITool, fields: openAIToolFieldRules},
+	openAIEnvironment: {exact: true, closed: (*scanner).checkOpenAIEnvironment, fields: map[string]fieldRule{}},
 }
 
 var openAIFieldRules = map[string]fieldRule{
@@ -142,15 +147,14 @@ var openAIToolFieldRules = map[string]fieldRule{
 	"server_url": {needs: "mcp"}, "connector_id": {needs: "mcp"}, "vector_store_ids": {needs: "file_search"}, "container": {needs: "code_interpreter"},
 }
 
-// checkMember reads and checks the value of a key of the object o. in is the location of o.
-func (s *scanner) checkMember(in location, key []byte, o *objectState) error {
+// checkMember reads and checks the value of the key of the object o that was read last. in is the location of o.
+func (s *scanner) checkMember(in location, o *objectState) error {
 	g := grammars[in]
 	if g == nil {
 		_, err := s.readValue(uncheckedLocation)
 		return err
 	}
-	key = lowerCaseKey(key)
-	f, known := g.fields[string(key)]
+	f, known := g.fields[string(o.key)]
 	if !known {
 		f = g.other
 	}
@@ -158,34 +162,25 @@ func (s *scanner) checkMember(in location, key []byte, o *objectState) error {
 	if err != nil {
 		return err
 	}
-	if string(key) == "type" {
-		o.typ, o.typed = v.string(), v.kind != 'n'
+	if string(o.key) == "type" {
+		text, _ := s.prefix(v) // no known type is longer
+		o.typ, o.typed = append(o.typ[:0], text...), v.kind != 'n'
 	}
 	if v.present {
 		o.marks |= f.mark
 		if f.needs != "" {
-			if err := s.requireFeature(f.needs, string(key)); err != nil {
+			if err := s.requireFeature(f.needs, string(o.key)); err != nil {
 				return err
 			}
 		}
 	}
 	if f.check != nil {
-		return f.check(s, key, v)
+		return f.check(s, o.key, v)
 	}
 	if g.urls && !known {
-		return s.checkURL(key, v)
+		return s.checkURL(o.key, v)
 	}
 	return nil
-}
-
-// lowerCaseKey returns a key in lower case, because some model servers ignore the case of keys.
-func lowerCaseKey(key []byte) []byte {
-	for _, c := range key {
-		if c >= 'A' && c <= 'Z' {
-			return bytes.ToLower(key)
-		}
-	}
-	return key
 }
 
 // checkObjectEnd checks an object at the location in, after the scanner has read all of its keys.
@@ -212,19 +207,16 @@ func (s *scanner) checkURL(key []byte, v scannedValue) error {
 	case bytes.HasSuffix(key, []byte("urls")) && v.present:
 	case !bytes.HasSuffix(key, []byte("url")) && string(key) != "uri" || v.kind != '"' || !v.present:
 		return nil
-	case hasPrefixFold(v, "data:"):
+	case s.hasPrefixFold(v, "data:"):
 		return nil
 	}
 	return s.requireFeature(egress.FeatureFetchURL, "a URL at "+printableText(string(key)))
 }
 
 // hasPrefixFold reports whether a JSON string begins with prefix, ignoring case. prefix must be in lower case.
-func hasPrefixFold(v scannedValue, prefix string) bool {
-	text := v.text[:min(len(v.text), 8*len(prefix))]
-	if v.escaped {
-		text = []byte(v.string())
-	}
-	return len(text) >= len(prefix) && strings.EqualFold(string(text[:len(prefix)]), prefix)
+func (s *scanner) hasPrefixFold(v scannedValue, prefix string) bool {
+	text, _ := s.prefix(v)
+	return len(text) >= len(prefix) && bytes.EqualFold(text[:len(prefix)], []byte(prefix))
 }
 
 // printableText returns text of a request in a form that is safe in an error message.
@@ -234,9 +226,13 @@ func printableText(s string) string { return egress.QuotePrefix(s) }
 const maxModelNameBytes = 200
 
 // checkModel stores the name of the model that the request names. It refuses a model that searches the web, unless the allowlist allows
-// that.
+// that, and a name that is too long to be searched.
 func (s *scanner) checkModel(_ []byte, v scannedValue) error {
-	name := v.string()
+	text, whole := s.prefix(v)
+	if !whole {
+		return s.unreadableError(fmt.Sprintf("the name of a model with more than %d bytes", maxTextBytes))
+	}
+	name := string(text)
 	s.model = strings.ToValidUTF8(truncate.Prefix(name, maxModelNameBytes), "")
 	// Some models search the web without a tool.
 	if strings.Contains(name, "-search-preview") || strings.Contains(name, "-search-api") || strings.HasSuffix(name, ":online") {
@@ -271,7 +267,7 @@ func (s *scanner) checkWebSearch(key []byte, v scannedValue) error {
 
 // checkFileData refuses a URL in place of a file's data, unless the allowlist allows it.
 func (s *scanner) checkFileData(_ []byte, v scannedValue) error {
-	if !hasPrefixFold(v, "http") {
+	if !s.hasPrefixFold(v, "http") {
 		return nil
 	}
 	return s.requireFeature(egress.FeatureFetchURL, "a URL at file_data")
@@ -280,17 +276,17 @@ func (s *scanner) checkFileData(_ []byte, v scannedValue) error {
 // checkAnthropicBlock checks a message or a content block of Anthropic's API.
 func (s *scanner) checkAnthropicBlock(o *objectState) error {
 	switch {
-	case o.typ == "container_upload":
+	case string(o.typ) == "container_upload":
 		return s.requireFeature(egress.FeatureReadFile, "a file for a container")
-	case o.marks&hasURL != 0 && o.typ != "web_search_result" && o.typ != "web_fetch_result":
-		return s.requireFeature(egress.FeatureFetchURL, "a URL in a block of type "+printableText(o.typ))
+	case o.marks&hasURL != 0 && string(o.typ) != "web_search_result" && string(o.typ) != "web_fetch_result":
+		return s.requireFeature(egress.FeatureFetchURL, "a URL in a block of type "+printableText(string(o.typ)))
 	}
 	return nil
 }
 
 // checkAnthropicSource checks the source of an image or a document in a request to Anthropic's API.
 func (s *scanner) checkAnthropicSource(o *objectState) error {
-	switch o.typ {
+	switch string(o.typ) {
 	case "base64", "text", "content":
 		if o.marks&hasURL == 0 {
 			return nil
@@ -301,7 +297,7 @@ func (s *scanner) checkAnthropicSource(o *objectState) error {
 	case "file":
 		return s.requireFeature(egress.FeatureReadFile, "a source that is a file of the account")
 	}
-	return s.requireFeature("", "a source of type "+printableText(o.typ)+", which is not known")
+	return s.requireFeature("", "a source of type "+printableText(string(o.typ))+", which is not known")
 }
 
 // allowedAnthropicTools are the types of tools that need no permission in requests to Anthropic's API: the client runs these tools, or
@@ -312,11 +308,12 @@ var allowedAnthropicTools = map[string]bool{
 
 // checkAnthropicTool checks a tool definition in a request to Anthropic's API.
 func (s *scanner) checkAnthropicTool(o *objectState) error {
-	name := withoutDate(o.typ)
-	switch {
-	case !o.typed || allowedAnthropicTools[name]:
+	typ := withoutDate(o.typ)
+	if !o.typed || allowedAnthropicTools[string(typ)] {
 		return nil
-	case name == "mcp_toolset":
+	}
+	name := string(typ)
+	if name == "mcp_toolset" {
 		name = "mcp"
 	}
 	return s.checkServerTool(name, o)
@@ -328,10 +325,12 @@ var allowedOpenAITools = map[string]bool{"function": true, "custom": true, "name
 
 // checkOpenAITool checks a tool definition in a request to OpenAI's API.
 func (s *scanner) checkOpenAITool(o *objectState) error {
-	name := withoutDate(o.typ)
-	switch {
-	case allowedOpenAITools[name] || !o.typed && o.marks&hasSchema != 0:
+	typ := withoutDate(o.typ)
+	if allowedOpenAITools[string(typ)] || !o.typed && o.marks&hasSchema != 0 {
 		return nil
+	}
+	name := string(typ)
+	switch {
 	case name == "shell" && o.marks&hasEnvironment != 0: // its environment is checked instead
 		return nil
 	case name == "web_search_preview":
@@ -346,15 +345,15 @@ func (s *scanner) checkOpenAITool(o *objectState) error {
 // type without a date.
 func (s *scanner) checkServerTool(name string, o *objectState) error {
 	if name == egress.FeatureFetchURL || name == egress.FeatureReadFile || name == egress.FeatureUseStored || !egress.IsProviderFeature(name) {
-		return s.requireFeature("", "a tool of type "+printableText(o.typ)+", which is not known")
+		return s.requireFeature("", "a tool of type "+printableText(string(o.typ))+", which is not known")
 	}
-	return s.requireFeature(name, "the tool "+printableText(o.typ))
+	return s.requireFeature(name, "the tool "+printableText(string(o.typ)))
 }
 
 // checkOpenAIEnvironment checks where a shell tool of a model request runs: the allowlist must allow a shell in a container
 // of OpenAI.
 func (s *scanner) checkOpenAIEnvironment(o *objectState) error {
-	if o.typ == "local" {
+	if string(o.typ) == "local" {
 		return nil
 	}
 	return s.requireFeature("shell", "a shell in a container of the provider")
@@ -371,18 +370,18 @@ func (s *scanner) checkOpenAIInput(o *objectState) error {
 // checkOpenAIItem refuses items that refer to content stored at OpenAI, unless the allowlist allows it.
 func (s *scanner) checkOpenAIItem(o *objectState) error {
 	switch {
-	case o.typ == "item_reference":
+	case string(o.typ) == "item_reference":
 		return s.requireFeature(egress.FeatureUseStored, "an item by its id")
-	case o.typ == "reasoning" && o.marks&(hasID|hasEncrypted) == hasID:
+	case string(o.typ) == "reasoning" && o.marks&(hasID|hasEncrypted) == hasID:
 		return s.requireFeature(egress.FeatureUseStored, "reasoning by its id")
-	case o.typ == "image_generation_call" && o.marks&hasID != 0:
+	case string(o.typ) == "image_generation_call" && o.marks&hasID != 0:
 		return s.requireFeature("image_generation", "an image by its id")
 	}
 	return nil
 }
 
 // withoutDate returns the type of a tool without the date that some types end with, as web_search_20250305 does.
-func withoutDate(typ string) string {
+func withoutDate(typ []byte) []byte {
 	for _, form := range []string{"_dddddddd", "_dddd_dd_dd"} {
 		if n := len(typ) - len(form); n > 0 && matchesDigitPattern(typ[n:], form) {
 			return typ[:n]
@@ -392,7 +391,7 @@ func withoutDate(typ string) string {
 }
 
 // matchesDigitPattern reports whether text matches form, in which a d stands for any digit.
-func matchesDigitPattern(text, form string) bool {
+func matchesDigitPattern(text []byte, form string) bool {
 	for i := range len(form) {
 		if c := text[i]; form[i] == 'd' && (c < '0' || c > '9') || form[i] != 'd' && c != form[i] {
 			return false

@@ -2,15 +2,19 @@ package modelbody
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
+	"hash/maphash"
+	"slices"
 	"unicode/utf8"
 )
 
-// Bounds of a body.
+// Limits of a body. They bound the memory that Check allocates, whatever the size of the body.
 const (
 	maxNestingDepth = 512
-	maxLinearKeys   = 16 // largest number of keys of an object that are compared one by one
+	maxOpenKeys     = 1 << 16 // of all objects that are open at one place of the body
+	maxKeyBytes     = 1 << 10 // of a key of an interpreted object
+	maxTextBytes    = 1 << 10 // of the beginning of a string that is kept
+	maxFoldedBytes  = 1 << 16 // of all keys of interpreted objects that are not ASCII, which are slow to compare
 )
 
 // UnreadableError is returned for the body of a model request that two JSON parsers could read differently.
@@ -23,14 +27,19 @@ func (e *UnreadableError) Error() string {
 	return fmt.Sprintf("the body cannot be read in one way alone: %s (at byte %d)", e.Reason, e.Offset)
 }
 
-// scanner reads and checks the JSON body of a model request in one pass. It is as strict as RFC 8259, and refuses duplicate keys.
+// scanner reads and checks the JSON body of a model request in one pass. It is as strict as RFC 8259, and refuses duplicate keys. It
+// allocates no memory in proportion to the body.
 type scanner struct {
-	body   []byte
-	at     int
-	depth  int
-	keys   [][]byte // of the objects that are open, the innermost last
-	allows func(feature string) bool
-	model  string
+	body    []byte
+	at      int
+	depth   int
+	seed    maphash.Seed
+	keys    []uint64       // hashes of the keys of the objects that are open, the innermost last
+	objects []*objectState // by depth - 1; used again by later objects
+	text    []byte         // the last result of prefix
+	folded  int            // bytes of the keys that foldKey has folded
+	allows  func(feature string) bool
+	model   string
 }
 
 // scannedValue describes a JSON value that the scanner has read: its kind, and its text if it is a string.
@@ -41,22 +50,19 @@ type scannedValue struct {
 	present bool   // it is not null, false, "" , [] or {}
 }
 
-// string returns the text of a JSON string, or "" for any other value.
-func (v scannedValue) string() string {
+// prefix returns the first maxTextBytes of the text of a JSON string, or nothing for any other value. whole reports whether that is
+// the whole text. The text is valid until the next call.
+func (s *scanner) prefix(v scannedValue) (text []byte, whole bool) {
 	if !v.escaped {
-		return string(v.text)
+		return v.text[:min(len(v.text), maxTextBytes)], len(v.text) <= maxTextBytes
 	}
-	return string(unescape(v.text))
-}
-
-// unescape returns the text of a JSON string, given the bytes between its quotes, whose escapes must be valid.
-func unescape(text []byte) []byte {
-	quoted := append(append([]byte{'"'}, text...), '"')
-	var s string
-	if json.Unmarshal(quoted, &s) != nil {
-		return text // the scanner takes no such string
+	s.text = s.text[:0]
+	var buf [utf8.UTFMax]byte
+	for part, rest := []byte(nil), v.text; len(rest) > 0 && len(s.text) <= maxTextBytes; {
+		part, rest = unescapePart(rest, buf[:])
+		s.text = append(s.text, part[:min(len(part), maxTextBytes+1-len(s.text))]...)
 	}
-	return []byte(s)
+	return s.text[:min(len(s.text), maxTextBytes)], len(s.text) <= maxTextBytes
 }
 
 // unreadableError returns an *UnreadableError with a reason and the scanner's position.
@@ -281,70 +287,125 @@ func (s *scanner) readObject(in location) (scannedValue, error) {
 		s.depth--
 		s.keys = s.keys[:outer]
 	}()
+	o := s.openObject()
 	if s.peekByte() == '}' {
 		s.at++
-		return scannedValue{kind: '{'}, s.checkObjectEnd(in, &objectState{})
+		return scannedValue{kind: '{'}, s.checkObjectEnd(in, o)
 	}
-	var o objectState
-	var seen map[string]bool // of the keys, once there are many
 	for {
-		key, err := s.readKey(outer, &seen)
-		if err != nil {
+		if err := s.readKey(in, o); err != nil {
 			return scannedValue{}, err
 		}
-		if err := s.checkMember(in, key, &o); err != nil {
+		if err := s.checkMember(in, o); err != nil {
 			return scannedValue{}, err
 		}
 		more, err := s.readSeparator('}')
 		if err != nil {
 			return scannedValue{}, err
 		}
-		if !more {
-			return scannedValue{kind: '{', present: true}, s.checkObjectEnd(in, &o)
+		if more {
+			continue
 		}
+		if err := s.checkDuplicates(s.keys[outer:]); err != nil {
+			return scannedValue{}, err
+		}
+		return scannedValue{kind: '{', present: true}, s.checkObjectEnd(in, o)
 	}
 }
 
-// readKey reads a key of an object and the colon after the key. It returns an error if the object already has the key. The object's
-// earlier keys are in s.keys from index outer on, and also in seen if there are more than maxLinearKeys.
-func (s *scanner) readKey(outer int, seen *map[string]bool) ([]byte, error) {
+// openObject returns the state of the object that has just been opened. Objects at the same depth share it, one after the other.
+func (s *scanner) openObject() *objectState {
+	for len(s.objects) < s.depth {
+		s.objects = append(s.objects, &objectState{})
+	}
+	o := s.objects[s.depth-1]
+	o.typ, o.typed, o.marks = o.typ[:0], false, 0
+	return o
+}
+
+// checkDuplicates returns an error if two keys of an object are equal. It sorts their hashes.
+func (s *scanner) checkDuplicates(own []uint64) error {
+	slices.Sort(own)
+	for i := 1; i < len(own); i++ {
+		if own[i] == own[i-1] {
+			return s.unreadableError("an object has two keys that are equal, or that differ only in their case or their Unicode form")
+		}
+	}
+	return nil
+}
+
+// readKey reads a key of the object o at the location in and the colon after the key, and adds the hash of the key to s.keys. If the
+// object is interpreted, it sets o.key; the keys of other objects are only compared byte by byte.
+func (s *scanner) readKey(in location, o *objectState) error {
 	if s.peekByte() != '"' {
-		return nil, s.unreadableError("no key")
+		return s.unreadableError("no key")
 	}
 	key, escaped, err := s.readString()
-	if err != nil {
-		return nil, err
+	switch {
+	case err != nil:
+		return err
+	case len(s.keys) == maxOpenKeys:
+		return s.unreadableError(fmt.Sprintf("more than %d keys in objects within each other", maxOpenKeys))
 	}
-	if escaped {
-		key = unescape(key)
-	}
-	if *seen == nil {
-		own := s.keys[outer:]
-		for _, k := range own {
-			if bytes.Equal(k, key) {
-				return nil, s.unreadableError("a key that stands there twice")
-			}
-		}
-		if len(own) == maxLinearKeys {
-			*seen = make(map[string]bool, 4*maxLinearKeys)
-			for _, k := range own {
-				(*seen)[string(k)] = true
-			}
-		}
-	}
-	if *seen == nil {
-		s.keys = append(s.keys, key)
+	hash := uint64(0)
+	if g := grammars[in]; g == nil {
+		hash = s.hashKey(key, escaped)
 	} else {
-		if (*seen)[string(key)] {
-			return nil, s.unreadableError("a key that stands there twice")
+		if err := s.interpretKey(g, o, key, escaped); err != nil {
+			return err
 		}
-		(*seen)[string(key)] = true
+		hash = maphash.Bytes(s.seed, o.key)
 	}
+	s.keys = append(s.keys, hash)
 	s.skipSpace()
 	if s.peekByte() != ':' {
-		return nil, s.unreadableError("no colon")
+		return s.unreadableError("no colon")
 	}
 	s.at++
 	s.skipSpace()
-	return key, nil
+	return nil
+}
+
+// hashKey returns the hash of a key. Two keys of a body may have the same hash by chance, with a probability below 2^-31: the
+// body is then refused. A client cannot choose such keys, because it does not know the seed.
+func (s *scanner) hashKey(key []byte, escaped bool) uint64 {
+	if !escaped {
+		return maphash.Bytes(s.seed, key)
+	}
+	var h maphash.Hash
+	h.SetSeed(s.seed)
+	var buf [utf8.UTFMax]byte
+	for part, rest := []byte(nil), key; len(rest) > 0; {
+		part, rest = unescapePart(rest, buf[:])
+		h.Write(part) //nolint:errcheck // it never fails
+	}
+	return h.Sum64()
+}
+
+// interpretKey sets o.key to the folded form of a key of the object o with the grammar g. It refuses a key that has another spelling
+// than the field of the grammar to which it folds: servers that tell the spellings apart would read another request than those that do
+// not.
+func (s *scanner) interpretKey(g *grammar, o *objectState, key []byte, escaped bool) error {
+	if len(key) > maxKeyBytes {
+		return s.unreadableError(fmt.Sprintf("a key of more than %d bytes", maxKeyBytes))
+	}
+	if escaped {
+		o.raw = o.raw[:0]
+		var buf [utf8.UTFMax]byte
+		for part, rest := []byte(nil), key; len(rest) > 0; {
+			part, rest = unescapePart(rest, buf[:])
+			o.raw = append(o.raw, part...)
+		}
+		key = o.raw
+	}
+	if !isASCII(key) {
+		if s.folded += len(key); s.folded > maxFoldedBytes {
+			return s.unreadableError(fmt.Sprintf("keys that are not ASCII with more than %d bytes", maxFoldedBytes))
+		}
+	}
+	o.key = foldKey(o.key[:0], key)
+	if _, known := g.fields[string(o.key)]; g.exact && (known || string(o.key) == "type") && !bytes.Equal(o.key, key) {
+		return s.unreadableError("the key " + printableText(string(key)) + " is spelled " + string(o.key))
+	}
+	return nil
 }

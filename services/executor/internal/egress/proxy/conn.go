@@ -2,6 +2,7 @@ package proxy
 
 import (
 	"net"
+	"net/http"
 	"net/url"
 	"strings"
 	"sync"
@@ -24,18 +25,27 @@ type identifiedConn struct {
 	onClose     func() // called once
 	once        sync.Once
 	tunnel      *inspectedTunnel // nil for a connection that is no tunnel
+	memory      *memoryBudget
+	owner       memoryOwner
 
 	mu       sync.Mutex
+	counted  int // memory that is counted for the request
 	line     []byte
 	complete bool // line has the whole first line
 	handled  bool // a handler has the request
 	answered bool // something was written since the last request
+	closed   bool
 }
 
 func (c *identifiedConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if !c.handled && !c.closed {
+		if !c.countRequest(c.counted + n*headMemoryFactor) {
+			return 0, &net.OpError{Op: "read", Err: errMemoryFull} // the HTTP server closes the connection without an answer, after which clients try again
+		}
+	}
 	if c.handled || c.complete || len(c.line) >= maxFirstLineBytes {
 		return n, err
 	}
@@ -64,8 +74,27 @@ func (c *identifiedConn) Write(p []byte) (int, error) {
 func (c *identifiedConn) CloseWrite() error { return closeWrite(c.Conn) }
 
 func (c *identifiedConn) Close() error {
-	c.once.Do(c.onClose)
+	c.once.Do(func() {
+		c.mu.Lock()
+		c.closed = true
+		c.countRequest(0)
+		c.mu.Unlock()
+		c.onClose()
+	})
 	return c.Conn.Close()
+}
+
+// countRequest sets the memory that is counted for the present request to n bytes. It returns false, and changes nothing, if a limit
+// does not allow that. The caller holds the lock.
+func (c *identifiedConn) countRequest(n int) bool {
+	switch more := n - c.counted; {
+	case more > 0 && !c.memory.reserve(c.owner, more):
+		return false
+	case more < 0:
+		c.memory.release(c.owner, -more)
+	}
+	c.counted = n
+	return true
 }
 
 // expectRequest makes the connection record the first line of the next request.
@@ -73,13 +102,16 @@ func (c *identifiedConn) expectRequest() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.line, c.complete, c.handled, c.answered = nil, false, false, false
+	c.countRequest(0)
 }
 
-// setHandled records that the HTTP server has passed the request to a handler.
-func (c *identifiedConn) setHandled() {
+// setHandled records that the HTTP server has passed the request r to a handler. It returns false if there is no memory for the
+// request.
+func (c *identifiedConn) setHandled(r *http.Request) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.handled = true
+	return c.closed || c.countRequest(requestMemory(r))
 }
 
 // unparsedRequest returns the method and the target of a request that the HTTP server refused because its first line is not

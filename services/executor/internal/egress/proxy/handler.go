@@ -46,11 +46,16 @@ var errIdleTimeout = errors.New("no byte was sent for too long")
 // serveSandbox serves one HTTP request of a sandbox. The method, the target and the path determine the handler.
 func (s *Server) serveSandbox(w http.ResponseWriter, r *http.Request) {
 	c := r.Context().Value(connKey{}).(*identifiedConn)
-	c.setHandled()
+	fits := c.setHandled(r)
 	if !s.beginRequest() {
 		panic(http.ErrAbortHandler) // the proxy shuts down
 	}
 	defer s.endRequest()
+	if !fits {
+		w.Header().Set("Connection", "close")
+		failure{http.StatusServiceUnavailable, codeBodiesFull, errMemoryFull.Error()}.write(w)
+		return
+	}
 	switch {
 	case c.tunnel != nil:
 		s.serveTunneled(w, r, c)

@@ -74,7 +74,7 @@ func (s *Server) serveInspected(w http.ResponseWriter, r *http.Request, sb *regi
 	transport := s.others.Clone()
 	transport.DisableKeepAlives, transport.IdleConnTimeout = false, s.cfg.Idle
 	tunnel := &inspectedTunnel{target: t, scheme: scheme, transport: transport}
-	s.conns.add(&identifiedConn{Conn: inner, sandbox: sb, writeWithin: s.cfg.Idle, onClose: tunnel.close, tunnel: tunnel})
+	s.conns.add(&identifiedConn{Conn: inner, sandbox: sb, writeWithin: s.cfg.Idle, onClose: tunnel.close, tunnel: tunnel, memory: s.memory, owner: newMemoryOwner(sb)})
 }
 
 // openTunnelStream returns the stream of HTTP requests in a tunnel, decrypted if the client uses TLS, and the scheme http or https.

@@ -188,16 +188,20 @@ func (s *Server) handleConn(l Listener, pending *pendingConns, element *list.Ele
 		s.refuseConn(l, c, *fail)
 		return
 	}
-	mine := &identifiedConn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle}
+	owner := newMemoryOwner(id.sandbox)
+	mine := &identifiedConn{Conn: c, sandbox: id.sandbox, hostsOnly: id.hostsOnly, writeWithin: s.cfg.Idle, memory: s.memory, owner: owner}
 	mine.onClose = func() { // set before AddConn: a release may close the connection at once
 		id.sandbox.RemoveConn(mine)
-		s.releaseConn(l)
+		s.releaseConn(l, owner)
 	}
 	switch {
+	case !s.memory.reserve(owner, connMemoryBytes):
+		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, errMemoryFull.Error()})
 	case !s.admitConn(l):
+		s.memory.release(owner, connMemoryBytes)
 		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, "the egress proxy has too many connections open: try again"})
 	case !id.sandbox.AddConn(mine):
-		s.releaseConn(l)
+		s.releaseConn(l, owner)
 		s.refuseConn(l, c, failure{http.StatusServiceUnavailable, codeTooManyConnections, "this sandbox has too many connections open: close some"})
 	default:
 		s.conns.add(mine)
@@ -237,8 +241,9 @@ func (s *Server) admitConn(l Listener) bool {
 	return true
 }
 
-// releaseConn counts the end of a connection that admitConn has counted. It takes no lock, because callers hold locks.
-func (s *Server) releaseConn(l Listener) {
+// releaseConn counts the end of a connection for which memory was reserved and that admitConn has counted.
+func (s *Server) releaseConn(l Listener, owner memoryOwner) {
+	s.memory.release(owner, connMemoryBytes)
 	if l.TLS != nil {
 		s.remote.Add(-1)
 	}

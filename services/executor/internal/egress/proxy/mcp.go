@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/egress"
 	"github.com/spoolhq/spool/pkg/events"
@@ -42,13 +43,13 @@ func (s *Server) dialMCPServer(ctx context.Context, network, address string) (ne
 // server's registration.
 func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.Sandbox) {
 	name, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, mcpPath), "/")
-	server := sb.MCPServer(name)
+	server := s.findMCPServer(r, sb, name)
 	d := events.EgressDenied{Host: "mcp/" + name, Method: r.Method}
 	status := http.StatusForbidden
 	switch {
 	case server == nil:
 		status = http.StatusNotFound
-		d.Code, d.Message = CodeUnknownServer, "this sandbox has no MCP server "+egress.QuotePrefix(name)+"; after a restart of the proxy servers are missing for a moment"
+		d.Code, d.Message = CodeUnknownServer, "this sandbox has no MCP server "+egress.QuotePrefix(name)
 	case !slices.Contains(mcpMethods, r.Method):
 		d.Code, d.Message = CodeMethodNotAllowed, r.Method+" is not a method of MCP"
 	case r.Header.Get("Upgrade") != "":
@@ -61,6 +62,27 @@ func (s *Server) serveMCP(w http.ResponseWriter, r *http.Request, sb *registry.S
 		return
 	}
 	s.forwardToMCPServer(w, r, sb, server)
+}
+
+// registrationTimeout is the maximum time for which a request waits for the MCP servers of its sandbox after a restart of the proxy.
+const registrationTimeout = 30 * time.Second
+
+// findMCPServer returns the MCP server of a sandbox with a name, or nil if there is none. After a restart of the proxy it records that
+// the server is missing, by which the executor notices the restart, and waits until the executor has registered the servers again.
+func (s *Server) findMCPServer(r *http.Request, sb *registry.Sandbox, name string) *registry.MCPServer {
+	server := sb.MCPServer(name)
+	if server != nil || !sb.IsRestored() {
+		return server
+	}
+	s.recordDenial(sb, events.EgressDenied{
+		Host: truncateText("mcp/" + name), Method: truncateText(r.Method), Code: CodeUnknownServer, Message: "the proxy has restarted: the request waits until the MCP servers of the sandbox are registered again",
+	})
+	ctx, cancel := context.WithTimeout(r.Context(), registrationTimeout)
+	defer cancel()
+	if sb.AwaitRegistration(ctx) != nil {
+		return nil
+	}
+	return sb.MCPServer(name)
 }
 
 // mcpServerURL returns the URL to which a request to an MCP server is forwarded: the URL of the server, with the part of the
@@ -94,9 +116,7 @@ func (s *Server) forwardToMCPServer(w http.ResponseWriter, r *http.Request, sb *
 		Rewrite: func(pr *httputil.ProxyRequest) {
 			out := pr.Out
 			out.URL, out.Host = mcpServerURL(server, pr.In.URL), server.URL.Host
-			for _, name := range credentialHeaders {
-				out.Header.Del(name)
-			}
+			removeHeaders(out.Header, credentialHeaders)
 			for name, values := range server.Header {
 				out.Header[name] = values
 			}

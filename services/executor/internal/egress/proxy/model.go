@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"bytes"
 	"cmp"
 	"compress/gzip"
 	"context"
@@ -71,12 +70,10 @@ func (s *Server) serveRoute(w http.ResponseWriter, r *http.Request, sb *registry
 		defer end()
 	}
 	if rt.checksBody(r.Method, rest) {
-		body, ok := s.checkModelRequest(w, r, c, d)
-		if !ok {
+		if c.body = s.checkModelRequest(w, r, c, d); c.body == nil {
 			return
 		}
-		defer body.release()
-		c.body = &body
+		defer c.body.Close() //nolint:errcheck // it never fails
 	}
 	c.serveRequest(w, r)
 }
@@ -121,6 +118,9 @@ func (c *routedRequest) serveRequest(w http.ResponseWriter, r *http.Request) {
 			out.URL, out.Host = c.rt.targetURL(pr.In.URL), ""
 			c.rt.replaceCredentials(out.Header, out.URL)
 			out.Header.Set("Accept-Encoding", "identity")
+			if c.body != nil { // the provider must decode the body as the check did, whatever charset the client names
+				out.Header.Set("Content-Type", "application/json")
+			}
 		},
 		Transport: c.s.models, FlushInterval: -1, ModifyResponse: c.handleAnswerHeader, ErrorHandler: c.answerModelUnreachable,
 		ErrorLog: slog.NewLogLogger(c.s.cfg.Logger.Handler(), slog.LevelDebug),
@@ -128,9 +128,10 @@ func (c *routedRequest) serveRequest(w http.ResponseWriter, r *http.Request) {
 	r = r.WithContext(ctx)
 	switch {
 	case c.body != nil:
-		r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, int64(len(c.body.raw)), nil, nil
-		if len(c.body.raw) > 0 {
-			r.Body = &bodyReader{bytes.NewReader(c.body.raw), progress, c.body.release}
+		r.Body, r.ContentLength, r.TransferEncoding, r.Trailer = http.NoBody, int64(c.body.size), nil, nil
+		if c.body.size > 0 {
+			c.body.progress = progress
+			r.Body = c.body
 		}
 	case r.Body != nil && r.Body != http.NoBody:
 		r.Body = &progressReader{ReadCloser: &stickyEOF{ReadCloser: r.Body}, progress: progress}

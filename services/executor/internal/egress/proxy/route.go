@@ -37,11 +37,30 @@ type Route struct {
 // through a route.
 var credentialHeaders = []string{"Authorization", "X-Api-Key", "Api-Key", "X-Goog-Api-Key", "Cookie", "Proxy-Authorization"}
 
-// replaceCredentials replaces the credentials in the headers h and the URL u of a request by the credential of the route.
-func (rt *Route) replaceCredentials(h http.Header, u *url.URL) {
-	for _, name := range credentialHeaders {
-		h.Del(name)
+// accountHeaders are the headers by which a client chooses the organization, project or stored files of an account, in which the
+// credential of a route is valid. The operator chooses these.
+var accountHeaders = []string{
+	"Openai-Organization", "Openai-Project", "Anthropic-Organization-Id", "Anthropic-Workspace-Id", "X-Goog-User-Project",
+	"Nvcf-Input-Asset-References", "Nvcf-Function-Asset-Ids",
+}
+
+// removeHeaders removes the named headers. Some servers read an underscore in the name of a header as a hyphen, so removeHeaders
+// removes these spellings too.
+func removeHeaders(h http.Header, names ...[]string) {
+	for name := range h {
+		canonical := http.CanonicalHeaderKey(strings.ReplaceAll(name, "_", "-"))
+		for _, list := range names {
+			if slices.Contains(list, canonical) {
+				delete(h, name)
+			}
+		}
 	}
+}
+
+// replaceCredentials replaces the credentials in the headers h and the URL u of a request by the credential of the route. It also
+// removes the headers by which the client would choose the account or another method.
+func (rt *Route) replaceCredentials(h http.Header, u *url.URL) {
+	removeHeaders(h, credentialHeaders, accountHeaders, overrideHeaders, []string{rt.Header})
 	if q := u.Query(); q.Has("key") || q.Has("api_key") || q.Has("api-key") {
 		q.Del("key")
 		q.Del("api_key")
@@ -51,7 +70,6 @@ func (rt *Route) replaceCredentials(h http.Header, u *url.URL) {
 	if rt.Header == "" {
 		return
 	}
-	h.Del(rt.Header)
 	switch {
 	case rt.Secret == "":
 	case rt.Scheme != "":

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,7 +46,7 @@ type Config struct {
 
 // Limits of request heads.
 const (
-	maxHeaderBytes = 128 << 10
+	maxHeaderBytes = 64 << 10
 	headerTimeout  = 30 * time.Second
 )
 
@@ -59,7 +60,8 @@ type Server struct {
 	mcps   *http.Transport   // to MCP servers
 	conns  *connQueue
 	logs   logLimiter
-	bodies bodyMemory         // of requests to models
+	memory *memoryBudget      // of requests and connections
+	checks *checkQueue        // of the bodies of requests to models
 	cancel context.CancelFunc // cancels every request
 	remote atomic.Int64       // identified connections over TLS
 
@@ -78,7 +80,7 @@ func New(cfg Config) *Server {
 	if cfg.ModelIdle == 0 {
 		cfg.ModelIdle = 15 * time.Minute
 	}
-	s := &Server{cfg: cfg, routes: map[string]*Route{}, noneOpen: make(chan struct{}), conns: newConnQueue(), tunnels: map[net.Conn]bool{}, bodies: bodyMemory{each: map[*registry.Sandbox]int{}}}
+	s := &Server{cfg: cfg, routes: map[string]*Route{}, noneOpen: make(chan struct{}), conns: newConnQueue(), tunnels: map[net.Conn]bool{}, memory: newMemoryBudget(maxMemoryBytes), checks: newCheckQueue(runtime.GOMAXPROCS(0))}
 	for i := range cfg.Routes {
 		s.routes[cfg.Routes[i].Name] = &cfg.Routes[i]
 	}

@@ -27,6 +27,7 @@ type Sandbox struct {
 	reg        storedRegistration
 	allow      egress.Allowlist
 	servers    map[string]*MCPServer // MCP servers by name
+	registered chan struct{}         // closed when an executor registers the sandbox with this process
 	charges    ChargedBudgets
 	conns      map[net.Conn]bool
 	tunnels    map[net.Conn]egress.Target // those whose requests the proxy does not see
@@ -37,7 +38,7 @@ type Sandbox struct {
 }
 
 func newSandbox(id string, maxConns int, j *journal.Journal) *Sandbox {
-	return &Sandbox{id: id, maxConns: maxConns, Journal: j, conns: map[net.Conn]bool{}, tunnels: map[net.Conn]egress.Target{}, noneOpen: make(chan struct{}), noModels: make(chan struct{})}
+	return &Sandbox{id: id, maxConns: maxConns, Journal: j, conns: map[net.Conn]bool{}, tunnels: map[net.Conn]egress.Target{}, registered: make(chan struct{}), noneOpen: make(chan struct{}), noModels: make(chan struct{})}
 }
 
 // ID returns the sandbox's id, sbx_….
@@ -54,6 +55,11 @@ func (s *Sandbox) setRegistration(reg storedRegistration, allow egress.Allowlist
 	}
 	former, s.charges.list = s.charges.list, charges
 	s.reg, s.allow, s.hash, s.servers = reg, allow, hash, servers
+	select {
+	case <-s.registered:
+	default:
+		close(s.registered)
+	}
 	return former
 }
 
@@ -116,6 +122,27 @@ func (s *Sandbox) MCPServer(name string) *MCPServer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.servers[name]
+}
+
+// AwaitRegistration blocks until an executor has registered the sandbox since the start of this process, or ctx ends. Before that
+// the sandbox has no MCP servers.
+func (s *Sandbox) AwaitRegistration(ctx context.Context) error {
+	select {
+	case <-s.registered:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// IsRestored reports whether the registration is still the one that was read from disk when this process started.
+func (s *Sandbox) IsRestored() bool {
+	select {
+	case <-s.registered:
+		return false
+	default:
+		return true
+	}
 }
 
 // ChargedBudgets returns the budgets to which a model call is charged if it begins now.
