@@ -82,7 +82,8 @@ const (
 type RecordingFormat struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
-	// Trim returns a line without the parts that differ on every machine or are long and not read. May be nil.
+	// Trim returns a line without the parts that differ on every machine or are long and not read, or nil for a line that is not read. May
+	// be nil.
 	Trim func(line []byte) ([]byte, error)
 	// Normalize returns the recording with fixed values in place of ids, times and ports. See NumberMatches.
 	Normalize func(recording []byte) []byte
@@ -220,7 +221,9 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Scenari
 				t.Fatalf("%v: %s", err, raw)
 			}
 		}
-		r.writeStep(RecordingStep{Line: line})
+		if line != nil {
+			r.writeStep(RecordingStep{Line: line})
+		}
 		if err := r.session.HandleLine(raw, turn); err != nil {
 			t.Errorf("%v: %s", err, raw)
 		}

@@ -88,11 +88,13 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.turn.todo != "" {
 		t.CompleteBlock(s.turn.todo, nil)
 	}
-	for id, c := range s.turn.conversations {
-		if c.block != "" {
-			t.CompleteBlock(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
-			t.Emit(c.parent, events.SubagentCompleted{SubagentID: id, Conversation: c.id, IsError: true})
+	for _, c := range s.openSubagents() {
+		if c.result != nil { // its transcript has been written, but does not end with the text of the result
+			s.finishSubagent(c, t)
+			continue
 		}
+		t.CompleteBlock(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
+		t.Emit(c.parent, events.SubagentCompleted{SubagentID: c.id, Conversation: c.id, IsError: true})
 	}
 }
 
@@ -172,6 +174,7 @@ type systemLine struct {
 	Error        string  `json:"error"`
 	TaskID       string  `json:"task_id"` // task_started
 	ToolUseID    string  `json:"tool_use_id"`
+	AgentID      string  `json:"agent_id"` // permission_denied
 
 	ToolName   string `json:"tool_name"` // permission_denied
 	ReasonCode string `json:"decision_reason_code"`
@@ -216,12 +219,10 @@ func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
 	case "api_retry":
 		journalLogf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
 	case "permission_denied":
-		t.Emit(s.conversationOf(n.ToolUseID, ""), events.AgentDenied{
+		t.Emit(s.conversationOf(n.ToolUseID, n.AgentID), events.AgentDenied{
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
 		})
-	case "task_started": // its blocks tell the rest
-		s.turn.agents[n.TaskID] = n.ToolUseID
-	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
+	case "thinking_tokens", "task_started", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:
 		journalLogf(t, "info", "%s", raw)
