@@ -60,6 +60,8 @@ type ScenarioQuery struct {
 	Text      string
 	Parts     []events.Part
 	Interrupt InterruptMoment // when the turn is interrupted; "" for never
+	// SubagentDepth is the number of levels of sub-agents that the query allows; 0 for no limit.
+	SubagentDepth uint32
 	// Decide are the decisions on the approval requests of the turn, in their order, each given as soon as the request
 	// is recorded. Further requests stay open.
 	Decide []events.ApprovalDecided
@@ -185,6 +187,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Scenari
 	t := r.t
 	q := runner.Query{
 		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Permissions: permissions,
+		SubagentDepth: ask.SubagentDepth,
 	}
 	var journal Journal
 	turn := newQueryTurn(t, &journal, q)

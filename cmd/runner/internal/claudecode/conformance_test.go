@@ -177,6 +177,8 @@ var goldens = agenttest.Goldens{
 		"bash":               agenttest.QueryScenario("run a command please"),
 		"bash-parallel":      agenttest.QueryScenario("two at once please"),
 		"subagent":           agenttest.QueryScenario("delegate this please"),
+		"subagent-nested":    agenttest.QueryScenario("dig down please"),
+		"subagent-too-deep":  {Asks: []agenttest.ScenarioQuery{{Text: "dig down please", SubagentDepth: 2}}},
 		"tasks":              agenttest.QueryScenario("make a plan please"),
 		"interrupt-text":     interrupted("talk for ever", agenttest.OnText),
 		"interrupt-tool":     interrupted("sleep long", agenttest.OnTool),

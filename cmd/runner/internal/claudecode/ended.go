@@ -3,7 +3,10 @@ package claudecode
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
@@ -71,6 +74,10 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	if spent == (events.Usage{}) {
 		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
 	}
+	var errs []error
+	for _, id := range slices.Sorted(maps.Keys(s.turn.early)) {
+		errs = append(errs, s.handleEarlyLines(id, t))
+	}
 	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
@@ -79,7 +86,7 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	ended.Usage, ended.CostUSD = spent, cost
 	t.End(ended)
 	s.turn = newTurnState()
-	return nil
+	return errors.Join(errs...)
 }
 
 // completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end: the to-do list, and the block of
@@ -222,7 +229,9 @@ func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
 		t.Emit(s.conversationOf(n.ToolUseID, n.AgentID), events.AgentDenied{
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
 		})
-	case "thinking_tokens", "task_started", "task_progress", "task_updated", "task_notification":
+	case "task_started": // its blocks tell the rest
+		s.noteSubagentStart(n.TaskID, n.ToolUseID)
+	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:
 		journalLogf(t, "info", "%s", raw)

@@ -48,15 +48,16 @@ type session struct {
 
 // turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
-	conversations map[string]*conversation // by the id of the call that began it, "" for the agent itself
-	calls         map[string]*runningCall  // running tools, by the agent's id of the call
-	held          map[string]heldHook      // calls of sub-agents that wait until they are journaled, by the agent's id of the call
-	maxDepth      uint32                   // levels of sub-agents that may be started; 0 for no limit
-	todo          string                   // the open todo block
-	seen          events.Usage             // the sum over the messages
-	model         string                   // the model that answered last
-	why           string                   // why the CLI answered in place of the model
-	last          string                   // uuid of the last line of an answer in the agent's own conversation
+	conversations map[string]*conversation    // by the id of the call that began it, "" for the agent itself
+	calls         map[string]*runningCall     // running tools, by the agent's id of the call
+	held          map[string]heldHook         // calls of sub-agents that wait until they are journaled, by the agent's id of the call
+	early         map[string][]transcriptLine // lines of transcripts of sub-agents that wait for their call, by the CLI's id
+	maxDepth      uint32                      // levels of sub-agents that may be started; 0 for no limit
+	todo          string                      // the open todo block
+	seen          events.Usage                // the sum over the messages
+	model         string                      // the model that answered last
+	why           string                      // why the CLI answered in place of the model
+	last          string                      // uuid of the last line of an answer in the agent's own conversation
 }
 
 // runningCall is a tool call that has no result yet.
@@ -80,7 +81,7 @@ func newSession(place agent.Folders, in agent.Stdin, now func() time.Time) *sess
 func newTurnState() turnState {
 	return turnState{
 		conversations: map[string]*conversation{"": {id: events.MainConversation}},
-		calls:         map[string]*runningCall{}, held: map[string]heldHook{},
+		calls:         map[string]*runningCall{}, held: map[string]heldHook{}, early: map[string][]transcriptLine{},
 	}
 }
 

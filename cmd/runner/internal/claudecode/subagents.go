@@ -49,11 +49,41 @@ func (s *session) handleTranscriptLines(l outputLine, t *agent.Turn) error {
 	return errors.Join(errs...)
 }
 
-// handleTranscriptLine journals a line of the transcript of the sub-agent with the CLI's id id.
+// noteSubagentStart notes which call of this turn has started the sub-agent with the CLI's id id.
+func (s *session) noteSubagentStart(id, call string) {
+	if c := s.turn.calls[call]; c != nil && isSubagentTool(c.name) {
+		s.subagents[id] = subagentInfo{call: call, depth: c.depth + 1}
+	}
+}
+
+// handleTranscriptLine journals a line of the transcript of the sub-agent with the CLI's id id. Lines of a sub-agent of an earlier process, which got
+// another message, wait for the line with its call, which the CLI may print later.
 func (s *session) handleTranscriptLine(id string, e transcriptLine, t *agent.Turn) error {
-	switch e.Type {
-	case "agent_metadata": // comes first
+	if e.Type == "agent_metadata" {
 		s.subagents[id] = subagentInfo{call: e.ToolUseID, depth: e.SpawnDepth}
+		return s.handleEarlyLines(id, t)
+	}
+	if _, known := s.subagents[id]; !known {
+		s.turn.early[id] = append(s.turn.early[id], e)
+		return nil
+	}
+	return s.journalTranscriptLine(id, e, t)
+}
+
+// handleEarlyLines journals the lines of the transcript of the sub-agent id that have waited for its call.
+func (s *session) handleEarlyLines(id string, t *agent.Turn) error {
+	lines := s.turn.early[id]
+	delete(s.turn.early, id)
+	var errs []error
+	for _, e := range lines {
+		errs = append(errs, s.journalTranscriptLine(id, e, t))
+	}
+	return errors.Join(errs...)
+}
+
+// journalTranscriptLine journals a line of the transcript of the sub-agent with the CLI's id id.
+func (s *session) journalTranscriptLine(id string, e transcriptLine, t *agent.Turn) error {
+	switch e.Type {
 	case "assistant":
 		m, err := decode[apiMessage](e.Message, "message of a sub-agent")
 		if err != nil {

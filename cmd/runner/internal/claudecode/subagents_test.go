@@ -51,18 +51,34 @@ func TestSubagents_EndWithTheTurnFromTheDeepestUp(t *testing.T) {
 		startOf("t1"), mirrored("a1", metadataLine("t1", 1)),
 		mirrored("a1", partLine("m1", textPart("within")), partLine("m1", callPart("t2", "Agent", `{"prompt":"q","subagent_type":"y"}`))),
 		mirrored("a2", metadataLine("t2", 2)), mirrored("a2", partLine("m2", textPart("deeper"))),
-		mirrored("a9", partLine("m3", textPart("of an earlier turn"))),
+		mirrored("a9", partLine("m3", textPart("of an unknown one"))), mirrored("a8", partLine("m4", textPart("of an earlier process"))), mirrored("a8", metadataLine("t8", 1)),
 		done)
 	s, c := of[events.SubagentSpawned](st, "subagent_spawned"), of[events.SubagentCompleted](st, "subagent_completed")
 	if len(s) != 2 || s[0].Depth != 1 || s[1].Depth != 2 || s[1].Parent != "t1" || len(c) != 2 || c[0].SubagentID != "t2" || !c[0].IsError || c[1].SubagentID != "t1" || !c[1].IsError {
 		t.Errorf("spawned %+v, completed %+v", s, c)
 	}
-	for text, conversation := range map[string]string{"within": "t1", "deeper": "t2", "of an earlier turn": "a9"} {
+	for text, conversation := range map[string]string{"within": "t1", "deeper": "t2", "of an unknown one": "a9", "of an earlier process": "t8"} {
+		in := ""
 		for _, l := range st.journal.Lines() {
-			if strings.Contains(string(l.Data), text) && l.ConversationID != conversation {
-				t.Errorf("line in conversation %s: %s", l.ConversationID, l.Data)
+			if strings.Contains(string(l.Data), text) {
+				in = l.ConversationID
 			}
 		}
+		if in != conversation {
+			t.Errorf("%q is in conversation %q, want %q", text, in, conversation)
+		}
+	}
+}
+
+// The CLI may print the first lines of a transcript before the line that names the sub-agent's call.
+func TestSubagents_AreKnownFromTheirTaskBeforeTheirTranscript(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(
+		startOf("t1"), `{"type":"system","subtype":"task_started","task_id":"a1","tool_use_id":"t1"}`,
+		mirrored("a1", partLine("m1", textPart("first"))), mirrored("a1", metadataLine("t1", 1)), done)
+	starts := of[events.BlockStart](st, "block_start")
+	if i := slices.IndexFunc(starts, func(b events.BlockStart) bool { return b.Block.Content == "first" }); i < 0 || starts[i].Block.ConversationID != "t1" {
+		t.Errorf("blocks %+v", starts)
 	}
 }
 
