@@ -81,18 +81,21 @@ func SupportTable() map[string]SupportNotes {
 		"mcpServers.timeoutMs": {ClaudeCode: perCall, Codex: perCall, OpenCode: perCall, Spool: perCall},
 		"mcpServers.tools":     {ClaudeCode: "others are offered, and denied when called", Codex: notOffered, OpenCode: notOffered, Spool: notOffered},
 
-		"limits.turns":         {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
-		"limits.budgetUsd":     sameNoteForAll(enforcedBudget),
-		"limits.tokens":        sameNoteForAll(enforcedBudget),
-		"limits.outputEvents":  sameNoteForAll("the execution ends with OUTPUT_LIMIT"),
-		"limits.outputBytes":   sameNoteForAll("the execution ends with OUTPUT_LIMIT"),
-		"limits.timeMs":        sameNoteForAll("the execution's time limit, unless the session has one"),
-		"limits.session":       sameNoteForAll("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
-		"limits.subagentDepth": {ClaudeCode: deepest, Codex: deepest, OpenCode: deepest},
-		"loops":                sameNoteForAll("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
-		"permissions":          {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
-		"retries.attempts":     sameNoteForAll("starts of the agent's process; without it, a process that died is not started again"),
-		"retries.backoffMs":    sameNoteForAll("the job waits; nothing of the execution runs meanwhile"),
+		"limits.turns":        {ClaudeCode: "requests of the agent itself, not of its sub-agents", Codex: countedRequests, OpenCode: countedRequests, ACP: countedRequests, Spool: "requests to the model"},
+		"limits.budgetUsd":    sameNoteForAll(enforcedBudget),
+		"limits.tokens":       sameNoteForAll(enforcedBudget),
+		"limits.outputEvents": sameNoteForAll("the execution ends with OUTPUT_LIMIT"),
+		"limits.outputBytes":  sameNoteForAll("the execution ends with OUTPUT_LIMIT"),
+		"limits.timeMs":       sameNoteForAll("the execution's time limit, unless the session has one"),
+		"limits.session":      sameNoteForAll("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
+		"limits.subagentDepth": {
+			ClaudeCode: deepest + "; a further sub-agent is not started", Codex: deepest + "; calls of a further sub-agent are denied",
+			OpenCode: deepest + "; a further sub-agent is not started, and one starts others only if its `tools` name `task`",
+		},
+		"loops":             sameNoteForAll("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
+		"permissions":       {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
+		"retries.attempts":  sameNoteForAll("starts of the agent's process; without it, a process that died is not started again"),
+		"retries.backoffMs": sameNoteForAll("the job waits; nothing of the execution runs meanwhile"),
 	}
 }
 

@@ -1,6 +1,9 @@
 package events
 
-import "time"
+import (
+	"encoding/json"
+	"time"
+)
 
 // ExecutionClaimed records that an executor claimed the execution and now writes the session's run subject.
 type ExecutionClaimed struct {
@@ -159,6 +162,7 @@ type SubagentSpawned struct {
 	Name         string `json:"name,omitempty"`
 	Parent       string `json:"parentConversationId"`
 	Prompt       string `json:"prompt,omitempty"`
+	Depth        uint32 `json:"depth,omitempty"` // levels below the main agent: 1 for its sub-agents, 2 for those that they start; 0 or absent if unknown
 }
 
 // SubagentCompleted records the end of a sub-agent.
@@ -176,6 +180,11 @@ type PermissionDecided struct {
 	Decision  string `json:"decision"` // allow, deny
 	Rule      string `json:"rule"`     // the rule of the policy that matched
 	Reason    string `json:"reason,omitempty"`
+
+	Command string          `json:"command,omitempty"` // the command that the call runs
+	Paths   []string        `json:"paths,omitempty"`   // the files that the call reads or changes
+	Hosts   []string        `json:"hosts,omitempty"`   // the hosts that the call connects to
+	Input   json.RawMessage `json:"input,omitempty"`   // the arguments of a call without command, paths and hosts; absent if they have more than 4 KiB
 }
 
 // TranscriptWritten records where the agent stores its own record of the conversation, from which it can resume.

@@ -113,7 +113,9 @@ type Query struct {
 	MCPServers []MCPServer           `json:"mcpServers,omitempty"`
 	Skills     []Skill               `json:"skills,omitempty"`
 	MaxTurns   uint32                `json:"maxTurns,omitempty"` // maximum number of model requests; 0 for no limit
-	Redact     []string              `json:"redact,omitempty"`   // values that the runner removes from all output of the agent; never journaled
+	// SubagentDepth is the number of levels of sub-agents that the agent may start below itself; 0 means that the runner limits nothing.
+	SubagentDepth uint32   `json:"subagentDepth,omitempty"`
+	Redact        []string `json:"redact,omitempty"` // values that the runner removes from all output of the agent; never journaled
 
 	Permissions          events.Permissions          `json:"permissions,omitzero"`          // the agent's permission policy
 	ExecutionPermissions events.ExecutionPermissions `json:"executionPermissions,omitzero"` // adapt the policy to the execution

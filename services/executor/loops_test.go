@@ -350,8 +350,8 @@ func TestRecursionLimit_StopsTheExecution(t *testing.T) {
 	if !ok || f.Code != "RECURSION_LIMIT" || f.Message != `sub-agent "digger" was started 3 levels below the agent; the limit is 2 (limits.subagentDepth)` {
 		t.Errorf("end: %+v", s.last(execution))
 	}
-	if n := len(b.provider.onlyBox().runner.receivedQueries()); n != 1 {
-		t.Errorf("%d attempts", n)
+	if q := b.provider.onlyBox().runner.receivedQueries(); len(q) != 1 || q[0].SubagentDepth != 2 {
+		t.Errorf("queries %+v", q)
 	}
 	b.noJobs()
 }

@@ -109,6 +109,40 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 	}
 }
 
+// TestClaudeCode_FailsBelowTheLimitOfSubagents tests that an execution fails when a sub-agent below the agent's limit is started, that this
+// sub-agent does nothing, and that sub-agents of all allowed levels have a conversation.
+func TestClaudeCode_FailsBelowTheLimitOfSubagents(t *testing.T) {
+	t.Parallel()
+	needClaude(t)
+	c := newClaude(t, harness.Options{})
+	for limit, levels := range map[int]int{2: 3, 0: 5} { // 0 is the default limit
+		apply(c, "agents", fmt.Sprintf("digger-%d", limit), map[string]any{
+			"architecture": "claude-code", "model": "known-model", "instructions": "You dig holes.", "limits": map[string]any{"subagentDepth": limit},
+		})
+		k := newTalkWith(t, c, "", map[string]any{"agent": fmt.Sprintf("digger-%d", limit)})
+		var x turn
+		if limit > 0 {
+			x = k.mustFail("dig a hole", "RECURSION_LIMIT", "3 levels below the agent; the limit is 2")
+		} else {
+			x = k.mustComplete("dig a hole", "The hole: dug 1")
+		}
+		spawned := of[events.SubagentSpawned](x)
+		if len(spawned) != levels {
+			t.Fatalf("limit %d: sub-agents %+v", limit, spawned)
+		}
+		for i, s := range spawned {
+			_, err := os.Stat(filepath.Join(c.WorkspaceFolder(k.session), fmt.Sprintf("level-%d", i+1)))
+			ran := slices.ContainsFunc(k.transcript(s.Conversation), func(b events.Block) bool { return b.Kind == events.KindToolResult })
+			if allowed := limit == 0 || i < limit; s.Depth != uint32(i+1) || (err == nil) != allowed || ran != allowed { //nolint:gosec // a small number
+				t.Errorf("limit %d: sub-agent %+v: its file %v, its call recorded %v", limit, s, err, ran)
+			}
+		}
+		if list := k.conversations(); len(list) != levels+1 || slices.ContainsFunc(list[1:], func(c conversation) bool { return c.Status == "running" }) {
+			t.Errorf("limit %d: conversations %+v", limit, list)
+		}
+	}
+}
+
 // claudeEdit checks that tools change files in the workspace, and that a recorded rule allowed each of them.
 func claudeEdit(t *testing.T, c *harness.Cluster) {
 	k := newTalk(t, c, nil)

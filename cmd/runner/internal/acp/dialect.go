@@ -62,6 +62,8 @@ type ToolCall struct {
 	Output json.RawMessage // rawOutput
 	Paths  []string        // locations and diffs
 	Asks   string          // in a permission request: the title that the request gave
+
+	Repeated bool // by a sub-agent that has ended: the agent repeats the call with its last title only
 }
 
 // Notice is the decoded form of a notification that an agent sends and that is not part of the Agent Client Protocol.

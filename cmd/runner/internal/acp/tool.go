@@ -87,7 +87,7 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn)
 	if c == nil {
 		f.completeText(t, "")
 		s.shown = true
-		c = &runningCall{ToolCall: ToolCall{ID: u.ID}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
+		c = &runningCall{ToolCall: ToolCall{ID: u.ID, Repeated: f.depth > 0}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
 		s.calls[u.ID] = c
 		if err := s.repeatStopRequest(); err != nil {
 			return err
@@ -106,6 +106,9 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn)
 	c.over = c.status == sdk.ToolCallStatusCompleted || c.status == sdk.ToolCallStatusFailed
 	if c.over {
 		s.withdrawRequests(c.ID, t)
+	}
+	if c.Repeated && !hasValue(c.Input) && !c.over {
+		return nil // the arguments show which tool the call uses
 	}
 	tool := s.callInfo(c.ToolCall)
 	if tool.Subagent != nil {
@@ -176,7 +179,7 @@ func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Tur
 			Kind: events.KindSubagent, SubagentID: c.ID, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
 		})
 		t.Emit(c.flow.conv, events.SubagentSpawned{
-			SubagentID: c.ID, Conversation: c.ID, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
+			SubagentID: c.ID, Conversation: c.ID, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt, Depth: c.flow.depth + 1,
 		})
 	}
 	if !c.over {
@@ -197,7 +200,7 @@ func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Tur
 		finish(t)
 		return nil
 	}
-	return s.loadSubagentSession(sdk.SessionId(sub.Session), &conversation{conv: c.ID}, finish)
+	return s.loadSubagentSession(sdk.SessionId(sub.Session), &conversation{conv: c.ID, depth: c.flow.depth + 1}, finish)
 }
 
 // loadSubagentSession requests that the agent load the session of a sub-agent. The agent then repeats the sub-agent's conversation as updates,

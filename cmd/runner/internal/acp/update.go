@@ -13,6 +13,7 @@ import (
 // conversation is the state of the conversation of the main agent or of a sub-agent: its id and its open text block.
 type conversation struct {
 	conv    string
+	depth   uint32 // 0 for the main agent, 1 for its sub-agents, and so on
 	block   string // id of the open text block, "" for none
 	kind    events.BlockKind
 	message string // the agent's id of the text's message

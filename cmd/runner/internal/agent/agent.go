@@ -84,6 +84,8 @@ type Launch struct {
 	Skills     []runner.Skill
 	MaxTurns   uint32 // requests to the model in one turn; 0 for no limit
 
+	SubagentDepth uint32 // levels of sub-agents that may be started; 0 for no limit
+
 	Permissions          events.Permissions // the agent's permission policy
 	ExecutionPermissions events.ExecutionPermissions
 }

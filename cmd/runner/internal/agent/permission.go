@@ -20,8 +20,10 @@ const (
 	maxQueuedRequests = 2000
 	// maxPreview is the maximum size in bytes of each text in the preview of an approval request.
 	maxPreview = 16 << 10
-	// maxPreviewPaths is the maximum number of paths in the preview of an approval request.
+	// maxPreviewPaths is the maximum number of paths in the preview of an approval request, and of paths and of hosts in a decision.
 	maxPreviewPaths = 64
+	// maxDecidedInput is the maximum size of the arguments that a decision of the policy contains, in bytes.
+	maxDecidedInput = 4 << 10
 	// maxApprovalInput is the maximum size of the arguments that an approval request contains, in bytes.
 	maxApprovalInput = 64 << 10
 )
@@ -151,13 +153,29 @@ func (t *Turn) decideByPolicy(r PermissionRequest) permission.Decision {
 
 // journalPolicyDecision journals that the policy decided a request, and returns the answer for the agent.
 func (t *Turn) journalPolicyDecision(conversation string, r PermissionRequest, d permission.Decision, outcome string) PermissionAnswer {
-	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Decision: d.Action, Rule: d.Rule}
+	e := t.describeDecidedCall(r)
+	e.Decision, e.Rule = d.Action, d.Rule
 	a := PermissionAnswer{Outcome: outcome}
 	if d.Action == events.PermissionDeny {
 		e.Reason, a.Message = d.Reason, d.Reason
 	}
 	t.flushAndJournalLine(e.EventType(), conversation, e)
 	return a
+}
+
+// describeDecidedCall returns a permission_decided event that describes the call of a request, without the decision.
+func (t *Turn) describeDecidedCall(r PermissionRequest) events.PermissionDecided {
+	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Command: t.displayText(r.Call.Command, nil)}
+	for _, p := range r.Call.Paths[:min(len(r.Call.Paths), maxPreviewPaths)] {
+		e.Paths = append(e.Paths, t.displayText(p.Path, nil))
+	}
+	for _, host := range r.Call.Hosts[:min(len(r.Call.Hosts), maxPreviewPaths)] {
+		e.Hosts = append(e.Hosts, t.displayText(host, nil))
+	}
+	if e.Command == "" && len(e.Paths)+len(e.Hosts) == 0 && len(r.Input) <= maxDecidedInput && json.Valid(r.Input) {
+		e.Input = r.Input
+	}
+	return e
 }
 
 // recordOpenRequest journals an approval request for a call that a person has to decide.

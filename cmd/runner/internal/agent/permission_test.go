@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -264,6 +265,33 @@ func TestPermit_Unattended(t *testing.T) {
 		lines := a.journal.Lines()
 		if d := data[events.PermissionDecided](t, lines[0]); len(lines) != 1 || d.Decision != "deny" || d.Rule != permission.RuleUnattended {
 			t.Errorf("%q: %+v", unattended, lines)
+		}
+	}
+}
+
+// A decision of the policy names what the call does, without secrets and within limits.
+func TestPermissionDecided_NamesTheCall(t *testing.T) {
+	t.Parallel()
+	long := json.RawMessage(`"` + strings.Repeat("x", 4<<10) + `"`)
+	for name, tc := range map[string]struct {
+		call  permission.Call
+		input json.RawMessage
+		want  events.PermissionDecided
+	}{
+		"a command":        {permission.Call{Tool: "Bash", Kind: permission.KindShell, Command: "echo hunter2hunter2"}, json.RawMessage(`{"command":"x"}`), events.PermissionDecided{Command: "echo [redacted]"}},
+		"files":            {permission.Call{Tool: "Edit", Kind: permission.KindEdit, Paths: []permission.Path{{Path: "a"}, {Path: "b"}}}, nil, events.PermissionDecided{Paths: []string{"a", "b"}}},
+		"a host":           {permission.Call{Tool: "WebFetch", Kind: permission.KindNetwork, Hosts: []string{"example.com"}}, nil, events.PermissionDecided{Hosts: []string{"example.com"}}},
+		"arguments":        {permission.Call{Tool: "mcp__a__b", Kind: permission.KindMCPTool}, json.RawMessage(`{"a":"hunter2hunter2"}`), events.PermissionDecided{Input: json.RawMessage(`{"a":"[redacted]"}`)}},
+		"large arguments":  {permission.Call{Tool: "mcp__a__b", Kind: permission.KindMCPTool}, long, events.PermissionDecided{}},
+		"broken arguments": {permission.Call{Tool: "mcp__a__b", Kind: permission.KindMCPTool}, json.RawMessage(`{`), events.PermissionDecided{}},
+	} {
+		a := newAsking(t, func(c *agent.TurnConfig) {
+			c.Policy, c.Redact = &permission.Policy{}, redact.New("hunter2hunter2")
+		})
+		a.Turn.RequestPermission(events.MainConversation, agent.PermissionRequest{Key: "k", Call: tc.call, Input: tc.input}, func(agent.PermissionAnswer) {})
+		got := data[events.PermissionDecided](t, a.journal.Lines()[0])
+		if got.Command != tc.want.Command || !slices.Equal(got.Paths, tc.want.Paths) || !slices.Equal(got.Hosts, tc.want.Hosts) || string(got.Input) != string(tc.want.Input) {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
 		}
 	}
 }

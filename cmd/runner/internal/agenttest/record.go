@@ -60,6 +60,8 @@ type ScenarioQuery struct {
 	Text      string
 	Parts     []events.Part
 	Interrupt InterruptMoment // when the turn is interrupted; "" for never
+	// SubagentDepth is the number of levels of sub-agents that the query allows; 0 for no limit.
+	SubagentDepth uint32
 	// Decide are the decisions on the approval requests of the turn, in their order, each given as soon as the request
 	// is recorded. Further requests stay open.
 	Decide []events.ApprovalDecided
@@ -82,7 +84,8 @@ const (
 type RecordingFormat struct {
 	Text   string // occurs in every line that holds a piece of the answer's text
 	Output string // occurs in every line that holds a piece of a command's output; "" if the CLI prints none
-	// Trim returns a line without the parts that differ on every machine or are long and not read. May be nil.
+	// Trim returns a line without the parts that differ on every machine or are long and not read, or nil for a line that is not read. May
+	// be nil.
 	Trim func(line []byte) ([]byte, error)
 	// Normalize returns the recording with fixed values in place of ids, times and ports. See NumberMatches.
 	Normalize func(recording []byte) []byte
@@ -184,6 +187,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Scenari
 	t := r.t
 	q := runner.Query{
 		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Permissions: permissions,
+		SubagentDepth: ask.SubagentDepth,
 	}
 	var journal Journal
 	turn := newQueryTurn(t, &journal, q)
@@ -220,7 +224,9 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Scenari
 				t.Fatalf("%v: %s", err, raw)
 			}
 		}
-		r.writeStep(RecordingStep{Line: line})
+		if line != nil {
+			r.writeStep(RecordingStep{Line: line})
+		}
 		if err := r.session.HandleLine(raw, turn); err != nil {
 			t.Errorf("%v: %s", err, raw)
 		}

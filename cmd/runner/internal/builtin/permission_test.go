@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -76,7 +77,7 @@ func TestPermit_WithoutPolicy_UsesTheRulesOfTheWorkspace(t *testing.T) {
 			tc.decision.ToolName, tc.decision.ToolUseID = tc.request.Tool, "call_1"
 			lines := journal.Lines()
 			var got events.PermissionDecided
-			if err := json.Unmarshal(lines[0].Data, &got); err != nil || len(lines) != 1 || got != tc.decision {
+			if err := json.Unmarshal(lines[0].Data, &got); err != nil || len(lines) != 1 || !reflect.DeepEqual(got, tc.decision) {
 				t.Errorf("journal %+v, %v", lines, err)
 			}
 			want := permissionReply{ID: "p1.1", Allowed: tc.decision.Decision == "allow", Message: tc.decision.Reason}

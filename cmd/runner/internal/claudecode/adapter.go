@@ -5,8 +5,8 @@
 //
 // By itself the CLI asks only about some calls: it reads files of the workspace, runs commands that it considers harmless
 // (ls, cat, git status), keeps its lists and starts sub-agents without asking. That is enough for the policy of an agent
-// without permissions, which allows these calls anyway. With any other policy the handshake registers a PreToolUse hook that
-// answers "ask" for every call, so that the CLI asks about all of them. With version TestedVersion:
+// without permissions, which allows these calls anyway. With any other policy the PreToolUse hook of the handshake answers
+// "ask" for every call, so that the CLI asks about all of them. With version TestedVersion:
 //   - The hook runs for every tool of the CLI and of MCP servers, of sub-agents too, and in plan mode, in which the CLI
 //     otherwise runs commands without asking. What settings, hooks and sub-agents of the workspace say (allow rules, modes,
 //     disableAllHooks, a hook that allows, permissionMode of a sub-agent) does not change that.
@@ -16,6 +16,15 @@
 //   - Settings of the workspace name commands that the CLI runs unasked (hooks, apiKeyHelper), and an agent that may change
 //     files can write them. So they are not read, and neither are the workspace's skills, sub-agents and commands, which can
 //     have hooks too. Its CLAUDE.md is read.
+//
+// # Sub-agents
+//
+// On stdout the CLI prints the calls of the main agent's own sub-agents, but not their texts, and nothing of the sub-agents
+// that these start. With --session-mirror it also prints what it writes to the transcripts, and a sub-agent of any depth has a
+// transcript of its own. So the conversations of all sub-agents are journaled from these lines (subagents.go). The CLI writes
+// transcripts at most a tenth of a second late, and completely before it ends a turn. The hook's answer to a call of a
+// sub-agent waits for the call's line, so that a call runs only after it was journaled: if the CLI cannot write a transcript,
+// the sub-agent does nothing, and the turn ends as one in which the agent does not go on.
 //
 // The CLI sends suggestions of rules with its requests; they are never accepted, because they would change the settings of
 // the workspace and the CLI would no longer ask.
@@ -94,7 +103,7 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	}
 	args := append([]string{
 		"-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose",
-		"--include-partial-messages", "--replay-user-messages",
+		"--include-partial-messages", "--replay-user-messages", "--session-mirror",
 		"--permission-prompt-tool", "stdio", "--permission-mode", "default",
 	}, definitionArguments(l)...)
 	if l.Model != "" {
@@ -142,7 +151,7 @@ func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 	s := newSession(l.Folders, in, a.Now)
 	s.scope = newPolicyScope(l)
 	s.lost = whyNotResumable(l)
-	s.sendInitialize(newHandshakeContent(l), asksAboutEachCall(l))
+	s.sendInitialize(newHandshakeContent(l))
 	return s
 }
 

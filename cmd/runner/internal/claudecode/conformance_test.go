@@ -183,6 +183,8 @@ var goldens = agenttest.Goldens{
 		"bash":               agenttest.QueryScenario("run a command please"),
 		"bash-parallel":      agenttest.QueryScenario("two at once please"),
 		"subagent":           agenttest.QueryScenario("delegate this please"),
+		"subagent-nested":    agenttest.QueryScenario("dig down please"),
+		"subagent-too-deep":  {Asks: []agenttest.ScenarioQuery{{Text: "dig down please", SubagentDepth: 2}}},
 		"tasks":              agenttest.QueryScenario("make a plan please"),
 		"interrupt-text":     interrupted("talk for ever", agenttest.OnText),
 		"interrupt-tool":     interrupted("sleep long", agenttest.OnTool),
@@ -238,13 +240,30 @@ func interrupted(text string, when agenttest.InterruptMoment) agenttest.Scenario
 	return agenttest.Scenario{Asks: []agenttest.ScenarioQuery{{Text: text, Interrupt: when}, {Text: "hello after the interrupt"}}}
 }
 
-// trim removes the long lists that the CLI begins with, and that the adapter does not read.
+// trim removes the long lists that the CLI begins with and the lines of transcripts that the adapter does not read.
 func trim(raw []byte) ([]byte, error) {
 	var l map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &l); err != nil {
 		return nil, err
 	}
 	switch {
+	case string(l["type"]) == `"transcript_mirror"`:
+		var entries, read []json.RawMessage
+		if err := json.Unmarshal(l["entries"], &entries); err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if !bytes.Contains(e, []byte(`"type":"attachment"`)) {
+				read = append(read, e)
+			}
+		}
+		if !bytes.Contains(l["filePath"], []byte("/agent-")) || len(read) == 0 {
+			return nil, nil
+		}
+		var err error
+		if l["entries"], err = json.Marshal(read); err != nil {
+			return nil, err
+		}
 	case string(l["subtype"]) == `"init"`:
 		for _, key := range []string{"slash_commands", "skills", "agents", "plugins", "memory_paths", "mcp_servers"} {
 			delete(l, key)

@@ -3,7 +3,10 @@ package claudecode
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
@@ -71,6 +74,10 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	if spent == (events.Usage{}) {
 		spent = s.turn.seen // an interrupted answer is not in the CLI's sums
 	}
+	var errs []error
+	for _, id := range slices.Sorted(maps.Keys(s.turn.early)) {
+		errs = append(errs, s.handleEarlyLines(id, t))
+	}
 	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
@@ -79,7 +86,7 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	ended.Usage, ended.CostUSD = spent, cost
 	t.End(ended)
 	s.turn = newTurnState()
-	return nil
+	return errors.Join(errs...)
 }
 
 // completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end: the to-do list, and the block of
@@ -88,11 +95,13 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.turn.todo != "" {
 		t.CompleteBlock(s.turn.todo, nil)
 	}
-	for id, c := range s.turn.conversations {
-		if c.block != "" {
-			t.CompleteBlock(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
-			t.Emit(c.parent, events.SubagentCompleted{SubagentID: id, Conversation: c.id, IsError: true})
+	for _, c := range s.openSubagents() {
+		if c.result != nil { // its transcript has been written, but does not end with the text of the result
+			s.finishSubagent(c, t)
+			continue
 		}
+		t.CompleteBlock(c.block, func(b *events.Block) { b.Status, b.IsError = events.StatusError, true })
+		t.Emit(c.parent, events.SubagentCompleted{SubagentID: c.id, Conversation: c.id, IsError: true})
 	}
 }
 
@@ -172,6 +181,7 @@ type systemLine struct {
 	Error        string  `json:"error"`
 	TaskID       string  `json:"task_id"` // task_started
 	ToolUseID    string  `json:"tool_use_id"`
+	AgentID      string  `json:"agent_id"` // permission_denied
 
 	ToolName   string `json:"tool_name"` // permission_denied
 	ReasonCode string `json:"decision_reason_code"`
@@ -216,11 +226,11 @@ func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
 	case "api_retry":
 		journalLogf(t, "warn", "the model failed (status %d, %s); attempt %d of %d in %.0f ms", n.ErrorStatus, n.Error, n.Attempt, n.MaxRetries, n.RetryDelayMs)
 	case "permission_denied":
-		t.Emit(s.conversationOf(n.ToolUseID, ""), events.AgentDenied{
+		t.Emit(s.conversationOf(n.ToolUseID, n.AgentID), events.AgentDenied{
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
 		})
 	case "task_started": // its blocks tell the rest
-		s.turn.agents[n.TaskID] = n.ToolUseID
+		s.noteSubagentStart(n.TaskID, n.ToolUseID)
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:

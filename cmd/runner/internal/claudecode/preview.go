@@ -18,17 +18,15 @@ import (
 // maxPreviewedFile is the maximum size in bytes of a file that is read for the preview of a change.
 const maxPreviewedFile = 64 << 10
 
-// callPreview returns those fields of the permission request for a call that a person sees. They are empty if the
+// callPreview returns those fields of the permission request for a call that a person sees. Only Input is set if the
 // policy never asks a person.
 func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
-	if !s.scope.checked || c.denied != nil {
-		return agent.PermissionRequest{}
-	}
-	r := agent.PermissionRequest{Input: c.input, Editable: true}
+	r := agent.PermissionRequest{Input: c.input}
 	var args map[string]json.RawMessage
-	if json.Unmarshal(c.input, &args) != nil {
-		return agent.PermissionRequest{}
+	if !s.scope.checked || c.denied != nil || json.Unmarshal(c.input, &args) != nil {
+		return r
 	}
+	r.Editable = true
 	for _, p := range c.Paths {
 		r.Preview.Paths = append(r.Preview.Paths, p.Path)
 	}

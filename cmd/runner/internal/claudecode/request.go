@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	// askHookID is the id of the hook that the handshake registers to be called before each tool call; see the comment
+	// callHookID is the id of the hook that the handshake registers to be called before each tool call; see the comment
 	// of the package.
-	askHookID = "spool-ask"
-	// askHookTimeout is the time in seconds within which the hook has to answer: the largest value that does not
+	callHookID = "spool-ask"
+	// callHookTimeout is the time in seconds within which the hook has to answer: the largest value that does not
 	// overflow a timer of the CLI.
-	askHookTimeout = 2_147_483
+	callHookTimeout = 2_147_483
 )
 
 // handleControlRequest handles a control_request of the CLI, such as a permission request.
@@ -28,10 +28,8 @@ func (s *session) handleControlRequest(l outputLine, t *agent.Turn) error {
 	switch {
 	case err != nil, q.Subtype == "can_use_tool":
 		return s.requestPermission(l.RequestID, q, err == nil, t)
-	case q.Subtype == "hook_callback" && s.scope.checked:
-		var a hookOutput
-		a.Output.Event, a.Output.Decision = "PreToolUse", events.PermissionAsk
-		return s.sendControlResponse(l.RequestID, a)
+	case q.Subtype == "hook_callback":
+		return s.handleCallHook(l.RequestID, q.Input)
 	case q.Subtype == "elicitation" && s.scope.checked:
 		return s.handleElicitation(l.RequestID, q, t)
 	}
@@ -82,10 +80,7 @@ func (s *session) conversationOf(toolUseID, agentID string) string {
 	if c := s.turn.calls[toolUseID]; c != nil {
 		return c.conv
 	}
-	if sub := s.turn.conversations[s.turn.agents[agentID]]; agentID != "" && sub != nil {
-		return sub.id // the request came before the call's own line
-	}
-	return events.MainConversation
+	return cmp.Or(s.subagents[agentID].call, events.MainConversation)
 }
 
 // newPermissionResult converts the answer to a permission request to the format of the CLI.

@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -36,6 +37,8 @@ type session struct {
 	tasks        todoTasks  // the agent's list
 	plan         string     // path of the plan that the agent wrote last, in plan mode
 
+	subagents map[string]subagentInfo // sub-agents that the process has started, by the CLI's id
+
 	// State of the turn.
 	pending bool // a query runs
 	foreign bool // a turn runs that the CLI began by itself
@@ -45,19 +48,22 @@ type session struct {
 
 // turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
-	conversations map[string]*conversation // by the id of the call that began it, "" for the agent itself
-	agents        map[string]string        // ids of the calls of sub-agents, by the CLI's task id
-	calls         map[string]*runningCall  // running tools, by the agent's id of the call
-	todo          string                   // the open todo block
-	seen          events.Usage             // the sum over the messages
-	model         string                   // the model that answered last
-	why           string                   // why the CLI answered in place of the model
-	last          string                   // uuid of the last line of an answer in the agent's own conversation
+	conversations map[string]*conversation    // by the id of the call that began it, "" for the agent itself
+	calls         map[string]*runningCall     // running tools, by the agent's id of the call
+	held          map[string]heldHook         // calls of sub-agents that wait until they are journaled, by the agent's id of the call
+	early         map[string][]transcriptLine // lines of transcripts of sub-agents that wait for their call, by the CLI's id
+	maxDepth      uint32                      // levels of sub-agents that may be started; 0 for no limit
+	todo          string                      // the open todo block
+	seen          events.Usage                // the sum over the messages
+	model         string                      // the model that answered last
+	why           string                      // why the CLI answered in place of the model
+	last          string                      // uuid of the last line of an answer in the agent's own conversation
 }
 
 // runningCall is a tool call that has no result yet.
 type runningCall struct {
 	conv    string
+	depth   uint32 // of the conversation, see conversation.depth
 	name    string
 	input   json.RawMessage
 	started time.Time
@@ -65,12 +71,18 @@ type runningCall struct {
 
 // newSession returns a session whose process gets its lines from in. It sends nothing.
 func newSession(place agent.Folders, in agent.Stdin, now func() time.Time) *session {
-	return &session{place: place, scope: policyScope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{}, turn: newTurnState()}
+	return &session{
+		place: place, scope: policyScope{root: place.Workspace}, in: in, now: now, interrupts: map[string]bool{},
+		subagents: map[string]subagentInfo{}, turn: newTurnState(),
+	}
 }
 
 // newTurnState returns the state for a new turn.
 func newTurnState() turnState {
-	return turnState{conversations: map[string]*conversation{}, agents: map[string]string{}, calls: map[string]*runningCall{}}
+	return turnState{
+		conversations: map[string]*conversation{"": {id: events.MainConversation}},
+		calls:         map[string]*runningCall{}, held: map[string]heldHook{}, early: map[string][]transcriptLine{},
+	}
 }
 
 // handshakeContent is the part of the agent's definition that is sent to the CLI before any query.
@@ -96,13 +108,12 @@ func (h handshakeContent) encode() []byte {
 	return raw
 }
 
-// sendInitialize sends the control request initialize with the content h. If hook is true, the request registers the
-// hook askHookID, which the CLI calls before every tool call.
-func (s *session) sendInitialize(h handshakeContent, hook bool) {
-	request := map[string]any{"subtype": "initialize", "hooks": nil}
-	if hook {
-		request["hooks"] = map[string]any{"PreToolUse": []any{map[string]any{"hookCallbackIds": []string{askHookID}, "timeout": askHookTimeout}}}
-	}
+// sendInitialize sends the control request initialize with the content h. It registers the hook callHookID, which the CLI
+// calls before every tool call.
+func (s *session) sendInitialize(h handshakeContent) {
+	request := map[string]any{"subtype": "initialize", "hooks": map[string]any{
+		"PreToolUse": []any{map[string]any{"hookCallbackIds": []string{callHookID}, "timeout": callHookTimeout}},
+	}}
 	if h.Prompt != "" {
 		request["appendSystemPrompt"] = h.Prompt
 	}
@@ -136,6 +147,7 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	s.interrupted, s.heard = false, false
 	s.mu.Unlock()
 	s.turn, s.pending, s.taken = newTurnState(), true, false
+	s.turn.maxDepth = q.SubagentDepth
 	if s.lost != "" {
 		t.Emit(events.MainConversation, events.Error{
 			Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
@@ -194,7 +206,12 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
+	if l.isOfSubagent() {
+		return nil
+	}
 	switch l.Type {
+	case "transcript_mirror":
+		return s.handleTranscriptLines(l, t)
 	case "stream_event":
 		return s.handleStreamEvent(l, t)
 	case "assistant":
@@ -212,6 +229,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	case "control_cancel_request":
 		journalLogf(t, "info", "the agent withdrew request %s", l.RequestID)
 		t.WithdrawRequest(l.RequestID)
+		maps.DeleteFunc(s.turn.held, func(_ string, h heldHook) bool { return h.request == l.RequestID })
 	case "rate_limit_event":
 		journalLogf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":

@@ -122,7 +122,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 	}
 	bash := `{"subtype":"can_use_tool","tool_name":"Bash","tool_use_id":"t1","input":{"command":"ls"}}`
 	st := newStage(t).prints(ask("early", bash)).begin().prints(initLine,
-		ask("shell", bash), ask("hook", `{"subtype":"hook_callback"}`), ask("broken", `7`), ask("empty", `{"subtype":"can_use_tool"}`), done, ask("late", bash))
+		ask("shell", bash), ask("hook", `{"subtype":"hook_callback","input":{"tool_name":"Bash","tool_use_id":"t1"}}`), ask("broken", `7`), ask("empty", `{"subtype":"can_use_tool"}`), done, ask("late", bash))
 	got := map[string]string{}
 	for _, raw := range st.in.SentValues()[1:] {
 		var a struct {
@@ -144,7 +144,7 @@ func TestQuestionsAreAnsweredOnce(t *testing.T) {
 		}
 		got[a.Response.ID] = a.Response.Subtype + " " + a.Response.Response.Behavior
 	}
-	for id, want := range map[string]string{"early": "success deny", "shell": "success allow", "hook": "error ", "broken": "success deny", "empty": "success deny", "late": "success deny"} {
+	for id, want := range map[string]string{"early": "success deny", "shell": "success allow", "hook": "success ", "broken": "success deny", "empty": "success deny", "late": "success deny"} {
 		if got[id] != want {
 			t.Errorf("%s: answered %q, want %q", id, got[id], want)
 		}
@@ -255,24 +255,6 @@ func TestTodoWrite_UpdatesOneBlock(t *testing.T) {
 	blocks := of[events.BlockComplete](st, "block_complete")
 	if len(blocks) != 1 || blocks[0].Block.Kind != events.KindTodo || len(blocks[0].Block.Todos) != 2 || blocks[0].Block.Todos[0].Status != "completed" || blocks[0].Block.Status != events.StatusComplete {
 		t.Errorf("blocks %+v", blocks)
-	}
-}
-
-// A sub-agent that is cut off has an end as well.
-func TestSubagentsEndWithTheTurn(t *testing.T) {
-	t.Parallel()
-	st := newStage(t).begin().prints(
-		`{"type":"assistant","message":{"id":"m","content":[{"type":"tool_use","id":"t1","name":"Agent","input":{"prompt":"p","subagent_type":"x"}}]}}`,
-		`{"type":"assistant","parent_tool_use_id":"t1","message":{"id":"m2","content":[{"type":"text","text":"within"}]}}`,
-		`{"type":"assistant","parent_tool_use_id":"t9","message":{"id":"m3","content":[{"type":"text","text":"of an unknown one"}]}}`,
-		done)
-	if s, c := of[events.SubagentSpawned](st, "subagent_spawned"), of[events.SubagentCompleted](st, "subagent_completed"); len(s) != 2 || len(c) != 2 || !c[0].IsError || !c[1].IsError {
-		t.Errorf("spawned %+v, completed %+v", s, c)
-	}
-	for _, l := range st.journal.Lines() {
-		if strings.Contains(string(l.Data), "within") && l.ConversationID != "t1" {
-			t.Errorf("line in conversation %s: %s", l.ConversationID, l.Data)
-		}
 	}
 }
 

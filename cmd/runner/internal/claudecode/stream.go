@@ -11,9 +11,11 @@ import (
 // conversation is the state of the conversation of the main agent or of a sub-agent.
 type conversation struct {
 	id       string
-	block    string // the subagent block, "" for the agent itself
-	parent   string // id of the parent conversation
-	lastText string // its last text
+	depth    uint32      // 0 for the main agent, 1 for its sub-agents, and so on
+	block    string      // the open subagent block; "" for none
+	parent   string      // id of the parent conversation
+	result   *callResult // of the sub-agent's call, until the end of its transcript was read
+	lastText string      // its last text
 	answer   streamedAnswer
 }
 
@@ -36,36 +38,18 @@ type streamedBlock struct {
 	stated bool        // the CLI has printed the whole part
 }
 
-// conversationOfLine returns the conversation that a line of the CLI belongs to. If the conversation is not known, it begins one; for a sub-agent
-// it also opens the block.
-func (s *session) conversationOfLine(l outputLine, t *agent.Turn) *conversation {
-	key := l.parentCall()
-	if c := s.turn.conversations[key]; c != nil {
-		return c
-	}
-	if key == "" {
-		c := &conversation{id: events.MainConversation}
-		s.turn.conversations[key] = c
-		return c
-	}
-	// The call of this sub-agent was not printed.
-	return s.beginSubagent(events.MainConversation, contentPart{ID: key, Name: l.SubagentType}, t)
-}
-
 // handleStreamEvent handles one event of the model's stream: it opens blocks, appends text to blocks, completes them, and counts the token usage.
 func (s *session) handleStreamEvent(l outputLine, t *agent.Turn) error {
 	e, err := decode[streamEvent](l.Event, "stream_event")
 	if err != nil {
 		return err
 	}
-	c := s.conversationOfLine(l, t)
+	c := s.turn.conversations[""]
 	switch e.Type {
 	case "message_start":
 		s.abandonAnswer(c, t)
 		c.answer = streamedAnswer{id: e.Message.ID, model: e.Message.Model}
-		if c.id == events.MainConversation {
-			s.turn.model = e.Message.Model
-		}
+		s.turn.model = e.Message.Model
 		s.turn.seen = addUsage(s.turn.seen, apiUsage{Input: e.Message.Usage.Input, CacheRead: e.Message.Usage.CacheRead, CacheWrite: e.Message.Usage.CacheWrite})
 		return s.repeatInterrupt()
 	case "content_block_start":
@@ -143,17 +127,15 @@ func (a *streamedAnswer) findBlock(p contentPart) *streamedBlock {
 	return nil
 }
 
-// handleAssistantLine handles a line with whole parts of an answer of the model: it completes the blocks that were streamed, and journals the parts
-// that were not.
+// handleAssistantLine handles a line with whole parts of an answer of the model to the main agent: it completes the blocks that were streamed, and
+// journals the parts that were not.
 func (s *session) handleAssistantLine(l outputLine, t *agent.Turn) error {
 	m, err := decode[apiMessage](l.Message, "assistant message")
 	if err != nil {
 		return err
 	}
-	c := s.conversationOfLine(l, t)
-	if c.id == events.MainConversation {
-		s.turn.last = l.UUID
-	}
+	c := s.turn.conversations[""]
+	s.turn.last = l.UUID
 	if m.Model == "<synthetic>" {
 		s.handleSyntheticMessage(l, m, c, t)
 		return nil
@@ -168,7 +150,7 @@ func (s *session) handleAssistantLine(l outputLine, t *agent.Turn) error {
 		if m.ID == c.answer.id {
 			b = c.answer.findBlock(p)
 		}
-		s.journalPart(c, b, wholePart{contentPart: p, message: m, anchor: l.blockAnchor(m, i, c.id)}, t)
+		s.journalPart(c, b, wholePart{contentPart: p, message: m, anchor: l.blockAnchor(m, i)}, t)
 	}
 	return nil
 }
@@ -201,9 +183,9 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t 
 	case "redacted_thinking":
 		block = events.Block{Kind: events.KindThinking, Summary: "withheld by the model's provider"}
 	case "tool_use", "server_tool_use", "mcp_tool_use":
-		s.turn.calls[p.ID] = &runningCall{conv: c.id, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
+		s.turn.calls[p.ID] = &runningCall{conv: c.id, depth: c.depth, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
 		if isSubagentTool(p.Name) {
-			s.beginSubagent(c.id, p.contentPart, t)
+			s.beginSubagent(c, p.contentPart, t)
 			return
 		}
 		block = events.Block{
@@ -242,7 +224,7 @@ func (s *session) handleSyntheticMessage(l outputLine, m apiMessage, c *conversa
 	if len(l.Error) > 0 && !bytes.Equal(l.Error, []byte("null")) {
 		why = string(bytes.Trim(l.Error, `"`))
 	}
-	text, anchor := m.Content.text(), l.blockAnchor(m, len(m.Content)-1, c.id)
+	text, anchor := m.Content.text(), l.blockAnchor(m, len(m.Content)-1)
 	if why == "" {
 		t.AddBlock(c.id, events.Block{Kind: events.KindAssistantText, Content: text, Anchor: anchor})
 		return

@@ -62,30 +62,8 @@ func describeInput(input json.RawMessage, workspace string) string {
 	return ""
 }
 
-// beginSubagent begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the
-// conversation has begun already, beginSubagent only returns it.
-func (s *session) beginSubagent(parent string, p contentPart, t *agent.Turn) *conversation {
-	if c := s.turn.conversations[p.ID]; c != nil {
-		return c
-	}
-	a := parseToolArguments(p.Input)
-	name := a.SubagentType
-	if name == "" && !isSubagentTool(p.Name) {
-		name = p.Name
-	}
-	c := &conversation{id: p.ID, parent: parent}
-	s.turn.conversations[p.ID] = c
-	c.block = t.OpenBlock(parent, events.Block{
-		Kind: events.KindSubagent, SubagentID: p.ID, ToolUseID: p.ID, Name: name, Input: append(json.RawMessage(nil), p.Input...),
-	})
-	t.Emit(parent, events.SubagentSpawned{
-		SubagentID: p.ID, Conversation: c.id, ToolUseID: p.ID, Name: name, Parent: parent, Prompt: a.Prompt,
-	})
-	return c
-}
-
-// handleUserLine handles a line of type user: it journals tool results, the prompt of a sub-agent and the note about an interrupt. A line that
-// repeats the query shows that the CLI has accepted the query.
+// handleUserLine handles a line of type user of the main agent: it journals tool results and the note about an interrupt. A line that repeats the
+// query shows that the CLI has accepted the query.
 func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 	if l.IsReplay {
 		s.taken = s.taken || s.pending
@@ -95,14 +73,12 @@ func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
-	c := s.conversationOfLine(l, t)
+	c := s.turn.conversations[""]
 	for i, p := range m.Content {
-		anchor := l.blockAnchor(m, i, c.id)
+		anchor := l.blockAnchor(m, i)
 		switch {
 		case p.Type == "tool_result":
 			s.journalToolResult(c, callResult{contentPart: p, structured: l.ToolUseResult, anchor: anchor}, t)
-		case p.Type == "text" && c.block != "":
-			t.AddBlock(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
 			t.AddBlock(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
 		default:
@@ -117,6 +93,7 @@ type callResult struct {
 	contentPart
 	structured json.RawMessage // in the tool's own format
 	anchor     string
+	took       time.Duration
 }
 
 // journalToolResult journals the result of a tool call, and updates the agent's to-do list from the structured result. The result of a sub-agent
@@ -130,7 +107,8 @@ func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn
 		delete(s.turn.calls, p.ToolUseID)
 	}
 	if sub := s.turn.conversations[p.ToolUseID]; sub != nil && sub.block != "" {
-		s.finishSubagent(sub, p, took, t)
+		p.took = took
+		s.endSubagent(sub, p, t)
 		return
 	}
 	t.AddBlock(conv, events.Block{
@@ -139,32 +117,6 @@ func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn
 	if known != nil && !p.IsError && s.tasks.applyCall(*known, p.structured) {
 		s.journalTodos(t)
 	}
-}
-
-// finishSubagent ends the conversation of a sub-agent with the result of its call. It journals the sub-agent's last text, which may be in that
-// result alone.
-func (s *session) finishSubagent(sub *conversation, p callResult, took time.Duration, t *agent.Turn) {
-	said := p.Content.text()
-	var own struct {
-		Content contentParts `json:"content"`
-	}
-	if json.Unmarshal(p.structured, &own) == nil && len(own.Content) > 0 {
-		// The CLI's note to the model about how to go on is left out.
-		said = own.Content.text()
-		if said != sub.lastText {
-			t.AddBlock(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
-		}
-	}
-	t.CompleteBlock(sub.block, func(b *events.Block) {
-		b.Output, b.IsError, b.DurationMs, b.Anchor = said, p.IsError, millis(took), p.anchor
-	})
-	t.Emit(sub.parent, events.SubagentCompleted{SubagentID: p.ToolUseID, Conversation: sub.id, IsError: p.IsError, DurationMs: millis(took)})
-	sub.block = ""
-}
-
-// millis returns a duration in milliseconds.
-func millis(d time.Duration) uint32 {
-	return uint32(min(max(d.Milliseconds(), 0), 1<<32-1)) //nolint:gosec // bounded
 }
 
 // todoTask is an entry of the agent's to-do list.

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-
-	"github.com/spoolhq/spool/pkg/events"
 )
 
 // outputLine is a line that the CLI prints. The field Type determines which other fields are set.
@@ -22,7 +20,9 @@ type outputLine struct {
 	Error         json.RawMessage `json:"error"`           // assistant: why the CLI answered in place of the model
 	ToolUseResult json.RawMessage `json:"tool_use_result"` // user: the result in the tool's own format
 	IsReplay      bool            `json:"isReplay"`        // user: acknowledges a line of the session
-	SubagentType  string          `json:"subagent_type"`
+
+	FilePath string          `json:"filePath"` // transcript_mirror: the transcript
+	Entries  json.RawMessage `json:"entries"`  // transcript_mirror: the lines that the CLI has written to it
 
 	RequestID string          `json:"request_id"` // control_request, control_cancel_request
 	Request   json.RawMessage `json:"request"`
@@ -32,19 +32,14 @@ type outputLine struct {
 	Version string `json:"claude_code_version"` // system/init
 }
 
-// parentCall returns the id of the call whose sub-agent the line belongs to, "" for a line of the main agent.
-func (l outputLine) parentCall() string {
-	if l.Parent == nil {
-		return ""
-	}
-	return *l.Parent
-}
+// isOfSubagent reports whether the line belongs to a sub-agent. The CLI prints what the line contains once more, as a line of the sub-agent's
+// transcript.
+func (l outputLine) isOfSubagent() bool { return l.Parent != nil && *l.Parent != "" }
 
 // blockAnchor returns the anchor of the block for part i of message m, or "". The anchor is the id of the line. A fork
-// can cut a transcript only after a whole line, so only the last part of a line has an anchor. Lines of a sub-agent
-// have none, because they are not in the session's transcript.
-func (l outputLine) blockAnchor(m apiMessage, i int, conversation string) string {
-	if i < len(m.Content)-1 || conversation != events.MainConversation {
+// can cut a transcript only after a whole line, so only the last part of a line has an anchor.
+func (l outputLine) blockAnchor(m apiMessage, i int) string {
+	if i < len(m.Content)-1 {
 		return ""
 	}
 	return l.UUID
@@ -155,8 +150,8 @@ type cliRequest struct {
 
 	ToolName  string          `json:"tool_name"` // can_use_tool
 	ToolUseID string          `json:"tool_use_id"`
-	AgentID   string          `json:"agent_id"` // id of the sub-agent, from task_started
-	Input     json.RawMessage `json:"input"`
+	AgentID   string          `json:"agent_id"`        // id of the sub-agent, from task_started
+	Input     json.RawMessage `json:"input"`           // can_use_tool: of the call; hook_callback: a hookInput
 	Reason    string          `json:"decision_reason"` // why the CLI asks
 
 	Server  string          `json:"mcp_server_name"` // elicitation
@@ -229,12 +224,36 @@ type elicitationResult struct {
 	Content json.RawMessage `json:"content,omitempty"`
 }
 
+// transcriptLine is a line of the transcript of a sub-agent.
+type transcriptLine struct {
+	Type string `json:"type"` // assistant, user, agent_metadata, and others
+
+	Message       json.RawMessage `json:"message"`       // assistant, user
+	IsMeta        bool            `json:"isMeta"`        // user: the CLI wrote the message for the model
+	Error         json.RawMessage `json:"error"`         // assistant: why the CLI answered in place of the model
+	ToolUseResult json.RawMessage `json:"toolUseResult"` // user
+
+	ToolUseID  string `json:"toolUseId"`  // agent_metadata: the call that has started the sub-agent
+	SpawnDepth uint32 `json:"spawnDepth"` // agent_metadata
+}
+
+// hookInput describes the call for which the CLI calls the hook of the handshake.
+type hookInput struct {
+	ToolName  string `json:"tool_name"`
+	ToolUseID string `json:"tool_use_id"`
+	AgentID   string `json:"agent_id"` // the sub-agent that makes the call; "" for the main agent
+}
+
 // hookOutput is the session's answer to a call of the hook that the handshake has registered.
 type hookOutput struct {
-	Output struct {
-		Event    string `json:"hookEventName"`
-		Decision string `json:"permissionDecision"`
-	} `json:"hookSpecificOutput"`
+	Output *hookDecision `json:"hookSpecificOutput,omitempty"` // nil leaves the decision to the CLI
+}
+
+// hookDecision is the decision on a call in a hookOutput.
+type hookDecision struct {
+	Event    string `json:"hookEventName"`
+	Decision string `json:"permissionDecision"` // ask, deny
+	Reason   string `json:"permissionDecisionReason,omitempty"`
 }
 
 // userLine is the line on the CLI's standard input that begins a turn with a user's message.

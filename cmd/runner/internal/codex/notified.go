@@ -89,6 +89,9 @@ func (s *session) handleTurnStarted(n notification, t *agent.Turn) {
 	if n.ThreadID != s.thread {
 		if c := s.turn.conversations[n.ThreadID]; c != nil {
 			c.turn = n.Turn.ID
+			if s.isTooDeep(n.ThreadID) {
+				s.sendTurnInterrupt(n.ThreadID, n.Turn.ID)
+			}
 		} else if !s.pending {
 			s.sendTurnInterrupt(n.ThreadID, n.Turn.ID) // its parent's turn is over: its events would not be recorded
 		}

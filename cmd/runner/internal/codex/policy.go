@@ -17,6 +17,7 @@ import (
 const (
 	ruleUnreadableRequest = "unreadable-request"
 	ruleOutsideTurn       = "no-query" // its events would not be recorded
+	ruleTooDeep           = "subagent-depth"
 )
 
 // Names of tools for the policy and in events.
@@ -72,8 +73,11 @@ func (s *session) answerQuestion(l outputLine, t *agent.Turn) error {
 // of the call, nil if it is not known.
 func (s *session) requestPermission(l outputLine, q questionParams, w *runningItem, r agent.PermissionRequest, t *agent.Turn, result func(agent.PermissionAnswer) any) {
 	r.Key, r.ToolUseID = string(l.ID), q.ItemID
-	if !s.pending {
+	switch {
+	case !s.pending:
 		r.Decided = newDenial(ruleOutsideTurn, "No query is being answered.")
+	case s.isTooDeep(q.ThreadID):
+		r.Decided = newDenial(ruleTooDeep, fmt.Sprintf("Sub-agents may be started %d levels below the agent (limits.subagentDepth).", s.turn.maxDepth))
 	}
 	byPolicy := true // until RequestPermission returns
 	t.RequestPermission(s.conversationID(q.ThreadID), r, func(a agent.PermissionAnswer) {

@@ -43,6 +43,7 @@ type session struct {
 	path     string                 // of the transcript
 	reported bool                   // the transcript was reported
 	totals   map[string]tokenCounts // by thread, as last reported
+	depths   map[string]uint32      // of the sub-agents that the process has started, by thread
 	queued   []events.Payload       // events between turns, for the next turn
 	notes    []string               // notes to the agent that came too late for their turn; they are sent with the next query
 	// The commands of sub-agents that were stopped at the end of their turn, by thread.
@@ -73,11 +74,12 @@ type turnState struct {
 	why           *turnError                     // the last failure that the CLI does not retry
 	early         map[string][]earlyNotification // by thread
 	kept          int                            // number of early notifications in all threads
+	maxDepth      uint32                         // levels of sub-agents that may be started; 0 for no limit
 }
 
 // newSession returns a session whose process gets its lines from in. It sends nothing.
 func newSession(l agent.Launch, in agent.Stdin) *session {
-	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokenCounts{}, stopping: map[string][]string{}}
+	s := &session{launch: l, in: in, resume: l.Resume, unanswered: map[int]pendingRequest{}, totals: map[string]tokenCounts{}, depths: map[string]uint32{}, stopping: map[string][]string{}}
 	s.resetTurn()
 	return s
 }
@@ -152,7 +154,7 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	thread := s.thread
 	s.mu.Unlock()
 	s.resetTurn()
-	s.pending, s.query = true, &q
+	s.pending, s.query, s.turn.maxDepth = true, &q, q.SubagentDepth
 	if s.lost != "" {
 		s.reportLostTranscript(t)
 	}

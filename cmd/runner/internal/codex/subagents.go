@@ -1,6 +1,7 @@
 package codex
 
 import (
+	"cmp"
 	"encoding/json"
 	"path"
 
@@ -12,6 +13,7 @@ import (
 type conversation struct {
 	id       string
 	parent   string
+	depth    uint32 // 1 for a sub-agent of the main agent, 2 for one that it starts, and so on
 	block    string // the open block of a sub-agent
 	turn     string // the running turn of a sub-agent
 	lastText string
@@ -41,8 +43,22 @@ func (s *session) handleSubagentActivity(parent string, i threadItem, t *agent.T
 // block in this turn.
 func (s *session) addEarlierSubagent(parent, thread string) {
 	if thread != "" && s.turn.conversations[thread] == nil {
-		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationID(parent)}
+		s.turn.conversations[thread] = &conversation{id: thread, parent: s.conversationID(parent), depth: cmp.Or(s.depths[thread], s.depthOf(parent)+1)}
 	}
+}
+
+// depthOf returns the depth of a thread: 0 for the main agent, 1 for its sub-agents, and so on.
+func (s *session) depthOf(thread string) uint32 {
+	if c := s.turn.conversations[thread]; c != nil {
+		return c.depth
+	}
+	return 0
+}
+
+// isTooDeep reports whether a thread belongs to a sub-agent below the deepest level that the query allows. The CLI starts such a sub-agent without
+// asking; then the sub-agent's turn is stopped and its calls are denied.
+func (s *session) isTooDeep(thread string) bool {
+	return s.turn.maxDepth > 0 && s.depthOf(thread) > s.turn.maxDepth
 }
 
 // handleCollaboration handles the end of a call with which an agent starts or controls sub-agents: it opens their blocks, or journals the call's
@@ -78,8 +94,8 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 	if thread == "" || s.turn.conversations[thread] != nil {
 		return
 	}
-	c := &conversation{id: thread, parent: s.conversationID(parent)}
-	s.turn.conversations[thread] = c
+	c := &conversation{id: thread, parent: s.conversationID(parent), depth: s.depthOf(parent) + 1}
+	s.turn.conversations[thread], s.depths[thread] = c, c.depth
 	var input json.RawMessage
 	if prompt != "" {
 		raw, err := json.Marshal(map[string]string{"prompt": prompt})
@@ -89,7 +105,7 @@ func (s *session) openSubagent(parent, thread, call, name, prompt string, t *age
 	}
 	c.block = t.OpenBlock(c.parent, events.Block{Kind: events.KindSubagent, SubagentID: thread, ToolUseID: call, Name: name, Input: input})
 	t.Emit(c.parent, events.SubagentSpawned{
-		SubagentID: thread, Conversation: thread, ToolUseID: call, Name: name, Parent: c.parent, Prompt: prompt,
+		SubagentID: thread, Conversation: thread, ToolUseID: call, Name: name, Parent: c.parent, Prompt: prompt, Depth: c.depth,
 	})
 }
 

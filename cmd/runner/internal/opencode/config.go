@@ -63,7 +63,8 @@ func encodeConfig(l agent.Launch, model string, f configFiles) (string, error) {
 			"options": jsonObject{"baseURL": url, "apiKey": "{env:OPENAI_API_KEY}"},
 			"models":  models,
 		}},
-		"permission": mainAgentRules(l),
+		"permission":     mainAgentRules(l),
+		"subagent_depth": max(l.SubagentDepth, 1), // the CLI refuses the start of a sub-agent below it
 		"agent": jsonObject{
 			"general": jsonObject{"permission": subagentRules(l, nil, nil)},
 			"explore": jsonObject{"permission": subagentRules(l, nil, nil).replaceRule("edit", "deny").replaceRule("todowrite", "deny")},

@@ -69,16 +69,19 @@ type callOutput struct {
 // unknown tool is permission.KindUnknown. Arguments of an unexpected type are ignored.
 func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	name := c.Name
-	if c.Kind == sdk.ToolKindExecute {
+	var in callArguments
+	if json.Unmarshal(c.Input, &in) != nil {
+		in = callArguments{}
+	}
+	switch {
+	case c.Kind == sdk.ToolKindExecute:
 		name = "bash" // a command of a sub-agent has the command as its title
+	case c.Repeated && in.Agent != "" && in.Prompt != "":
+		name = "task" // a sub-agent of a sub-agent has its description as its title
 	}
 	known, ok := toolKinds[name]
 	if !ok {
 		return &acp.ToolInfo{Kind: permission.KindUnknown}
-	}
-	var in callArguments
-	if json.Unmarshal(c.Input, &in) != nil {
-		in = callArguments{}
 	}
 	var out callOutput
 	if json.Unmarshal(c.Output, &out) != nil {

@@ -21,6 +21,10 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
+// maxAgentLine is the maximum length in bytes of a line that an agent's process prints. A line may repeat several messages of a conversation, and
+// the services of models accept requests of up to 32 MiB.
+const maxAgentLine = 32 << 20
+
 // maxQuotedLine is the maximum number of bytes of an agent's line that an error message quotes.
 const maxQuotedLine = 256
 
@@ -215,7 +219,7 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 	if err := launchfiles.Write(s.cfg.Folders.State, command.Files); err != nil {
 		return nil, err
 	}
-	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, runner.MaxLineLength)
+	proc, err := s.cfg.ProcessGroup.Start(command, s.cfg.Folders.Workspace, maxAgentLine)
 	if err != nil {
 		return nil, err
 	}
@@ -428,7 +432,7 @@ func (s *Supervisor) passLineToSession(w *warmProcess, t *agent.Turn, line proce
 	case line.IsCut():
 		t.Emit(events.MainConversation, events.Error{
 			Code:    "LINE_TOO_LONG",
-			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, runner.MaxLineLength, quoted()),
+			Message: fmt.Sprintf("the agent printed a line of %d bytes on %s, more than %d; it begins: %s", line.Size, line.Stream, maxAgentLine, quoted()),
 		})
 	case len(bytes.TrimSpace(line.Data)) == 0:
 	case line.Stream == process.Stderr:

@@ -173,9 +173,9 @@ func (d *Detector) readSpawn(p events.SubagentSpawned) bool {
 	if p.Conversation == events.MainConversation {
 		return false
 	}
-	depth := uint32(1)
+	depth := max(p.Depth, 1) // the runner knows the depth of sub-agents that an earlier execution has started
 	if parent := d.conversations[p.Parent]; parent != nil {
-		depth = parent.depth + 1
+		depth = max(depth, parent.depth+1)
 	}
 	if c := d.historyOf(p.Conversation); c != nil {
 		c.depth = depth

@@ -261,6 +261,28 @@ func TestDetector_StopsDeepSubagents(t *testing.T) {
 	}
 }
 
+// The runner knows the level of a sub-agent below one that an earlier execution has started. It cannot make the level lower.
+func TestDetector_CountsTheDepthThatTheRunnerStates(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		parent string
+		depth  uint32
+		code   string
+	}{
+		"an unknown parent":           {"earlier", 0, ""},
+		"an unknown parent, too deep": {"earlier", 3, loops.CodeRecursion},
+		"at the limit":                {"earlier", 2, ""},
+		"a known parent":              {"b", 1, loops.CodeRecursion},
+	} {
+		d := loops.New(events.AgentSpec{Limits: events.Limits{SubagentDepth: 2}})
+		d.HandleEvent(events.Event{N: 1, Data: events.SubagentSpawned{Conversation: "a", Parent: "main"}})
+		d.HandleEvent(events.Event{N: 2, Data: events.SubagentSpawned{Conversation: "b", Parent: "a"}})
+		if got := d.HandleEvent(events.Event{N: 3, Data: events.SubagentSpawned{Conversation: "c", Parent: tc.parent, Depth: tc.depth}}).Code; got != tc.code {
+			t.Errorf("%s: code %q, want %q", name, got, tc.code)
+		}
+	}
+}
+
 // TestDetector_NamesToolAndCount: the message of a stop has the tool, the number of calls and the field with the limit.
 func TestDetector_NamesToolAndCount(t *testing.T) {
 	t.Parallel()

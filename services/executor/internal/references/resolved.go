@@ -138,7 +138,7 @@ const mcpTimeout = 30_000
 func (r *Resolved) AddToQuery(q *runner.Query, proxied bool, sockets []string) {
 	a := r.Definition
 	q.SystemPrompt, q.MemoryFile, q.Tools, q.Commands, q.MaxTurns = r.addSkillsPrompt(a.Instructions, ""), a.MemoryFile, a.Tools, a.Commands, a.Limits.Turns
-	q.Permissions = a.Permissions
+	q.Permissions, q.SubagentDepth = a.Permissions, a.Limits.MaxSubagentDepth()
 	for _, sub := range a.Subagents {
 		sub.Instructions, sub.Skills = r.addSkillsPrompt(sub.Instructions, sub.Name), nil
 		q.Subagents = append(q.Subagents, sub)
