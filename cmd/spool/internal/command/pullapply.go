@@ -2,6 +2,8 @@ package command
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -115,7 +117,8 @@ func (p *pullRun) replaceEntry(c *pathChange) error {
 	return err
 }
 
-// copyStagedFile copies the staged content of a file to a new file in the local folder.
+// copyStagedFile copies the staged content of a file to a new file in the local folder. It returns an error if the
+// content is not the one that was downloaded, and shown to the user.
 func (p *pullRun) copyStagedFile(c *pathChange, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {
@@ -126,6 +129,10 @@ func (p *pullRun) copyStagedFile(c *pathChange, tmp string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(to, from)
+	sum := sha256.New()
+	_, err = io.Copy(io.MultiWriter(to, sum), from)
+	if err == nil && hex.EncodeToString(sum.Sum(nil)) != c.remote.SHA256 {
+		err = fmt.Errorf("the downloaded content has %w: pull again", errContentChanged)
+	}
 	return errors.Join(err, to.Chmod(fs.FileMode(c.remote.Mode)), to.Close())
 }
