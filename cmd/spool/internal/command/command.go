@@ -232,14 +232,16 @@ func (a *app) printJSON(v any) error {
 // newRenderer returns a renderer that shows a session on the app's output.
 func (a *app) newRenderer() *terminal.Renderer {
 	if a.canPrompt() {
-		return a.newRendererFor(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+		c := a.rendererConfig(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+		c.Prompts = true
+		return terminal.New(c)
 	}
-	return a.newRendererFor(a.Out, time.Now)
+	return terminal.New(a.rendererConfig(a.Out, time.Now))
 }
 
-// newRendererFor returns a renderer that shows a session on out, with now as its clock.
-func (a *app) newRendererFor(out io.Writer, now func() time.Time) *terminal.Renderer {
-	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
+// rendererConfig returns the configuration of a renderer that shows a session on out, with now as its clock.
+func (a *app) rendererConfig(out io.Writer, now func() time.Time) terminal.Config {
+	return terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now}
 }
 
 // firstWord returns the part of s before the first space.

@@ -130,7 +130,7 @@ func (p *replayPlayer) startRenderer(ctx context.Context, cancel context.CancelC
 		out = crlfWriter{out}
 		p.keys = p.readKeys(cancel)
 	}
-	p.renderer = p.app.newRendererFor(out, p.replayTime)
+	p.renderer = terminal.New(p.app.rendererConfig(out, p.replayTime))
 	if p.keys != nil {
 		p.renderer.SetHint("space . n e t q")
 	}
