@@ -12,8 +12,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-
-	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
 // applyChanges applies the changes that the user has not declined: first deletions, deepest paths first, and then all
@@ -44,7 +42,7 @@ func (p *pullRun) applyChanges() error {
 		c.Applied = true
 		p.recordEntry(c.Path, c.remote)
 		if c.Conflict {
-			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.SafeLine(c.Path))
+			writef(p.app.Err, "spool: %s: the session's version replaced a local change\n", c.Path)
 		}
 	}
 	return failed

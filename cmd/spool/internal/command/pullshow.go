@@ -25,11 +25,11 @@ const maxDiffBytes = 256 << 10
 // printChanges prints the list of changes, and then the content of new files and the differences in other files.
 func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
-		fmt.Fprintln(p.app.Out, changeLetters[c.Change]+" "+terminal.SafeLine(c.Path)+terminal.SafeLine(c.describe()))
+		writeln(p.app.Out, changeLetters[c.Change]+" "+c.Path+c.describe())
 	}
 	for _, c := range p.changes {
 		if c.Kind == entryKindFile && c.remote != nil && (c.local == nil || c.local.SHA256 != c.remote.SHA256) {
-			fmt.Fprint(p.app.Out, "\n"+terminal.SafeText(p.fileDiff(c)))
+			writef(p.app.Out, "\n%s", textLines(p.fileDiff(c)))
 		}
 	}
 }

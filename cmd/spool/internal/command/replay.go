@@ -416,6 +416,6 @@ func (p *replayPlayer) printNote(text string) {
 	if p.renderer != nil && p.app.OutTTY {
 		p.renderer.ShowNote(text)
 	} else {
-		fmt.Fprintln(p.app.Err, "spool: "+terminal.SafeLine(text))
+		writeln(p.app.Err, "spool: "+text)
 	}
 }

@@ -48,10 +48,14 @@ func ApprovalRows(a events.ApprovalRequested, columns int) []string {
 	for i, q := range a.Questions {
 		rows = append(rows, questionRows(i, q, columns)...)
 	}
-	add("schema of the answer:", string(a.Schema))
 	add("rule:", SafeLine(a.Rule))
 	add("class:", SafeLine(a.Class))
 	add("the agent says:", a.Reason)
+	if a.Kind == events.ApprovalTool {
+		add("schema of the arguments:", string(a.Schema))
+	} else {
+		add("schema of the answer:", string(a.Schema))
+	}
 	return rows
 }
 
