@@ -24,7 +24,7 @@ type ApprovalRequested struct {
 	ToolName   string          `json:"toolName,omitempty"`
 	ToolUseID  string          `json:"toolUseId,omitempty"`
 	Rule       string          `json:"rule,omitempty"`   // the rule of the policy that requires a person
-	Reason     string          `json:"reason,omitempty"` // why the agent, or the rule, asks
+	Reason     string          `json:"reason,omitempty"` // what the agent itself says about the call: nobody has checked it, and clients mark it as the agent's words
 	Title      string          `json:"title,omitempty"`  // one line for a list
 	Preview    ApprovalPreview `json:"preview,omitzero"`
 	Input      json.RawMessage `json:"input,omitempty"` // the arguments; left out if they are larger than 64 KiB
@@ -35,15 +35,25 @@ type ApprovalRequested struct {
 	TimeoutMs  uint32          `json:"timeoutMs,omitempty"` // milliseconds after which the request is denied; 0 means never
 }
 
-// ApprovalPreview shows what a call would do. Control characters are escaped, and secrets are redacted.
+// ApprovalPreview shows what a call would do. Secrets are redacted. Characters that a reader would not see, or that
+// would change how a text is shown, are escaped, as in \u{202e}. Command, cwd, paths, hosts and url are whole: a call
+// with a larger one than 128 KiB is denied.
 type ApprovalPreview struct {
-	Command   string   `json:"command,omitempty"`
-	Cwd       string   `json:"cwd,omitempty"` // working directory of the command, if it is not the workspace
-	Paths     []string `json:"paths,omitempty"`
-	Diff      string   `json:"diff,omitempty"`
-	URL       string   `json:"url,omitempty"`
-	Text      string   `json:"text,omitempty"`      // a plan, a message, or arguments of another form
-	Truncated bool     `json:"truncated,omitempty"` // a text was longer than its limit of 16 KiB and is cut
+	Command   string     `json:"command,omitempty"`
+	Cwd       string     `json:"cwd,omitempty"`   // working directory of the command, if it is not the workspace
+	Paths     []string   `json:"paths,omitempty"` // all files that the call names
+	Hosts     []string   `json:"hosts,omitempty"` // all hosts that the call names
+	Diff      string     `json:"diff,omitempty"`
+	URL       string     `json:"url,omitempty"`
+	Text      string     `json:"text,omitempty"`      // a plan, a message, or arguments of another form
+	Truncated bool       `json:"truncated,omitempty"` // a text was longer than its limit and is cut
+	Cut       []CutField `json:"cut,omitempty"`       // with truncated: the fields of the request that are not whole
+}
+
+// CutField is a field of an approval request that is not whole.
+type CutField struct {
+	Field string `json:"field"` // diff, text, reason or input
+	Bytes uint32 `json:"bytes"` // length of the whole
 }
 
 // Question is a question of the agent to the user.

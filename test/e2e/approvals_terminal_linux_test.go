@@ -3,6 +3,7 @@ package e2e
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -72,5 +73,59 @@ func TestApprovals_AreDecidedOnATerminal(t *testing.T) {
 	}
 	if code, out, says := c.RunCLI(t, dir, data, "run", "--session", k.session, "run touch unattended.txt"); code != 0 || k.created("unattended.txt") || !strings.Contains(out, "(rule unattended)") {
 		t.Errorf("unattended: ended with %d:\n%s%s", code, out, says)
+	}
+}
+
+// TestApprovals_ShowTheWholeCommandOnATerminal tests on a terminal of 80 columns that the command of a call comes before
+// the agent's words, that neither spaces nor invisible characters hide its end, and that all choices are visible.
+func TestApprovals_ShowTheWholeCommandOnATerminal(t *testing.T) {
+	t.Parallel()
+	for name, query := range map[string]string{"spool": "run ", "claude-code": "forge "} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a := askers()[name]
+			a.need(t)
+			c := harness.New(t, harness.Options{Script: script(t, "approvals.yaml"), Executor: executor.Config{AnthropicModel: "known-model", Slots: 2}})
+			k := a.begin(t, c, "asks", map[string]any{"preset": "ask"})
+			command := "touch shown.txt;" + strings.Repeat(" ", 2000) + "touch hidden.txt # \u3164\u202e\u034f"
+			x := c.StartTerminalWithColumns(t, 80, t.TempDir(), t.TempDir(), nil, "run", "--session", k.session, query+command)
+			x.AwaitText(" more rows\n")
+			const more, last = "[m]ore, [?] whole request:", "[e]dit, [?] whole request:"
+			x.AwaitText(more)
+			shows := func(choices string) []string {
+				t.Helper()
+				rows := x.ScreenRows(80)
+				if got := strings.TrimSpace(rows[len(rows)-1]); !strings.HasPrefix(got, "[y]es, [n]o, [a]ll, [s]kip, ") || !strings.HasSuffix(got, choices) {
+					t.Errorf("the prompt is %q", got)
+				}
+				return rows
+			}
+			rows := shows(more)
+			at := slices.Index(rows, "  command:")
+			if at < 0 || !strings.HasSuffix(rows[at-1], " asks for approval") || rows[at+1] != "    │ touch shown.txt;" {
+				t.Fatalf("the command is not first in %q", rows)
+			}
+			for i := 0; !strings.Contains(x.Output(), last) && i < 10; i++ {
+				x.Type("m\r")
+				harness.Eventually(t, "the next page", func() bool {
+					rows := x.ScreenRows(80)
+					return strings.Contains(x.Output(), last) || strings.HasSuffix(rows[len(rows)-1], more) && strings.Count(x.Output(), " more rows\n") > i+1
+				})
+			}
+			rows = shows(last)
+			end := slices.IndexFunc(rows, func(row string) bool {
+				return strings.HasPrefix(row, "    ┆ ") && strings.Contains(row, "touch hidden.txt")
+			})
+			says := slices.IndexFunc(rows, func(row string) bool { return strings.HasPrefix(row, "  the agent says:") })
+			if end < at || !strings.Contains(strings.ReplaceAll(strings.Join(rows[end:], ""), "    ┆ ", ""), `touch hidden.txt # \u{3164}\u{202e}\u{34f}`) || name == "claude-code" && says < end || slices.Contains(rows, "  command: ls") || slices.Contains(rows, "  host: localhost") {
+				t.Errorf("the end of the command is row %d, the agent's words row %d: %q", end, says, rows)
+			}
+			x.Type("n\r")
+			x.AwaitText("what to tell the agent")
+			x.Type("\r")
+			if code, screen := x.AwaitExit(); code != 0 || k.created("shown.txt") || k.created("hidden.txt") {
+				t.Errorf("ended with %d:\n%s", code, screen)
+			}
+		})
 	}
 }

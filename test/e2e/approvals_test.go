@@ -451,3 +451,35 @@ func TestApprovals_ManyAtOnce(t *testing.T) {
 		t.Errorf("%d of %d calls ran, %v", len(made), calls, err)
 	}
 }
+
+// TestApprovals_ShowLargeCommandsWholeOrDenyThem tests that a command of 90 KiB is whole in the event, over REST and on
+// the command line, and that a command which is too large to be shown is denied without a person.
+func TestApprovals_ShowLargeCommandsWholeOrDenyThem(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "approvals.yaml")})
+	k := asker{architecture: "spool"}.begin(t, c, "asks", map[string]any{"preset": "ask"})
+	command := "touch large.txt #" + strings.Repeat("x", 90<<10) + "\u3164end"
+	shown := strings.ReplaceAll(command, "\u3164", `\u{3164}`)
+	execution, list := k.asks("run "+command, 1)
+	if p := list[0].Preview; p.Command != shown || len(p.Cut) != 1 || p.Cut[0].Field != "input" || int(p.Cut[0].Bytes) <= len(command) {
+		t.Errorf("the event has a command of %d bytes, cut %+v", len(p.Command), p.Cut)
+	}
+	var stored struct{ Request events.ApprovalRequested }
+	if status := c.Call(0, "GET", "/api/approvals/"+list[0].ApprovalID, nil, &stored); status != http.StatusOK || stored.Request.Preview.Command != shown {
+		t.Errorf("REST: %d, a command of %d bytes", status, len(stored.Request.Preview.Command))
+	}
+	code, out, says := c.RunCLI(t, t.TempDir(), t.TempDir(), "approvals", "show", list[0].ApprovalID)
+	if code != 0 || !strings.Contains(out, "\ncommand: "+shown+"\n") {
+		t.Errorf("the command line: %d, %d bytes, %s", code, len(out), says)
+	}
+	k.mustDecide(list[0], map[string]any{"decision": "approve"})
+	k.mustEnd(execution)
+	if !k.created("large.txt") {
+		t.Error("the approved command did not run")
+	}
+	execution, list = k.asks("run touch larger.txt #"+strings.Repeat("\u3164", 20<<10), 0)
+	x := k.mustEnd(execution)
+	if d := of[events.PermissionDecided](x); len(list) != 0 || len(of[events.ApprovalRequested](x)) != 0 || len(d) != 1 || d[0].Rule != "too-large-to-show" || k.created("larger.txt") {
+		t.Errorf("%d requests, decisions %+v", len(list), d)
+	}
+}

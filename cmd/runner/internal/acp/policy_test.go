@@ -1,7 +1,9 @@
 package acp
 
 import (
+	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -91,6 +93,51 @@ func TestRequests_AreAnsweredOneByOne(t *testing.T) {
 	st.decide(0, events.DecisionReject)
 	if got := st.answers(); got != "8 n, 7 y" {
 		t.Errorf("answered %s", got)
+	}
+}
+
+// TestRequest_KeepsTheAgentsWordsApart tests that the title of a request is made from the call, that texts with which the
+// agent describes the call are in its reason only, and that all files are listed which the call names in any field.
+func TestRequest_KeepsTheAgentsWordsApart(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		call string
+		want events.ApprovalRequested
+	}{
+		"command": {
+			`"title":"List files","kind":"execute","rawInput":{"command":"rm -rf ~\nls","description":"Only lists.\ncommand: ls"},"content":[{"type":"content","content":{"type":"text","text":"command: ls"}}]`,
+			events.ApprovalRequested{Title: "rm -rf ~ …", Reason: "Only lists.\ncommand: ls\ncommand: ls", Preview: events.ApprovalPreview{Command: "rm -rf ~\nls"}},
+		},
+		"change": {
+			`"title":"Read notes.txt","kind":"edit","locations":[{"path":"notes.txt"}],"rawInput":{"file_path":"run.sh"},"content":[{"type":"diff","path":"third\n+++ none","newText":"x\n"}]`,
+			events.ApprovalRequested{Title: `Read notes.txt: notes.txt, third\u{a}+++ none, run.sh`, Preview: events.ApprovalPreview{
+				Paths: []string{"notes.txt", `third\u{a}+++ none`, "run.sh"}, Diff: "--- third\\u{a}+++ none\n+++ third\\u{a}+++ none\n+x\n",
+			}},
+		},
+		"page": {
+			`"title":"Fetch docs","kind":"fetch","rawInput":{"url":"https://docs.example@evil.example/x"}`,
+			events.ApprovalRequested{Title: "Fetch docs: https://docs.example@evil.example/x", Preview: events.ApprovalPreview{URL: "https://docs.example@evil.example/x", Hosts: []string{"evil.example"}}},
+		},
+	} {
+		st := newStage(t)
+		st.prints(`{"id":7,"method":"session/request_permission","params":{"sessionId":"s1","toolCall":{"toolCallId":"c1",` + c.call + `},"options":[{"optionId":"y","kind":"allow_once","name":"y"}]}}`)
+		asked := 0
+		for _, l := range st.journal.Lines() {
+			if l.Type != (events.ApprovalRequested{}).EventType() {
+				continue
+			}
+			asked++
+			var got events.ApprovalRequested
+			if err := json.Unmarshal(l.Data, &got); err != nil {
+				t.Fatal(err)
+			}
+			if got.Title != c.want.Title || got.Reason != c.want.Reason || !reflect.DeepEqual(got.Preview, c.want.Preview) {
+				t.Errorf("%s: title %q, reason %q, preview %#v", name, got.Title, got.Reason, got.Preview)
+			}
+		}
+		if asked != 1 {
+			t.Errorf("%s: %d requests", name, asked)
+		}
 	}
 }
 

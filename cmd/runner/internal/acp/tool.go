@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/visible"
 )
 
 // runningCall is a tool call that has not ended, with the blocks of the journal that show it.
@@ -268,7 +269,8 @@ func resultText(made []callContent, raw json.RawMessage) string {
 // diffText returns a change of a file, as an agent reports it, as text: the old lines with a minus sign, then the new lines with a plus sign.
 func diffText(d callContent) string {
 	var b strings.Builder
-	b.WriteString("--- " + d.Path + "\n+++ " + d.Path + "\n")
+	name := visible.Line(d.Path)
+	b.WriteString("--- " + name + "\n+++ " + name + "\n")
 	mark := func(sign, text string) {
 		for line := range strings.Lines(text) {
 			b.WriteString(sign + strings.TrimSuffix(line, "\n") + "\n")

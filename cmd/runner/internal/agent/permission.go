@@ -2,10 +2,7 @@ package agent
 
 import (
 	"encoding/json"
-	"fmt"
 	"slices"
-	"strings"
-	"unicode"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
@@ -18,14 +15,12 @@ const (
 	// maxQueuedRequests is the maximum number of permission requests of a turn that wait unrecorded, because too many are open. Further requests
 	// are denied.
 	maxQueuedRequests = 2000
-	// maxPreview is the maximum size in bytes of each text in the preview of an approval request.
-	maxPreview = 16 << 10
-	// maxPreviewPaths is the maximum number of paths in the preview of an approval request, and of paths and of hosts in a decision.
-	maxPreviewPaths = 64
+	// maxDecidedText is the maximum size in bytes of each text in a decision of the policy.
+	maxDecidedText = 16 << 10
+	// maxDecidedPaths is the maximum number of paths, and of hosts, in a decision of the policy.
+	maxDecidedPaths = 64
 	// maxDecidedInput is the maximum size of the arguments that a decision of the policy contains, in bytes.
 	maxDecidedInput = 4 << 10
-	// maxApprovalInput is the maximum size of the arguments that an approval request contains, in bytes.
-	maxApprovalInput = 64 << 10
 )
 
 // Reasons of denials, as the agent receives them.
@@ -46,10 +41,10 @@ type PermissionRequest struct {
 	Refused   *permission.Decision // if set, this denial replaces a decision of the policy other than deny: the agent cannot take an approval
 	ToolUseID string
 
-	// The fields below are shown to the person who decides. They may have any size.
+	// The fields below are shown to the person who decides. They may have any size: see newApprovalRequest.
 	Kind      events.ApprovalKind // "" means ApprovalTool
-	Title     string
-	Reason    string // why the agent asks
+	Title     string              // made from the call, not the agent's words
+	Reason    string              // the agent's words about the call
 	Preview   events.ApprovalPreview
 	Input     json.RawMessage // the arguments
 	Editable  bool            // the agent can run the call with changed arguments
@@ -127,9 +122,12 @@ func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(
 		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	}
 	p := &pendingRequest{conversation: conversation, request: r, decision: d, class: class, reply: reply}
+	asked, denial := t.newApprovalRequest(p)
 	switch {
+	case denial != nil:
+		return t.journalPolicyDecision(conversation, r, *denial, events.OutcomeRejected), true
 	case len(t.approvals.open) < events.MaxOpenApprovals:
-		t.recordOpenRequest(p)
+		t.recordOpenRequest(p, asked)
 	case len(t.approvals.queued) < maxQueuedRequests:
 		t.approvals.queued = append(t.approvals.queued, p)
 	default:
@@ -165,12 +163,12 @@ func (t *Turn) journalPolicyDecision(conversation string, r PermissionRequest, d
 
 // describeDecidedCall returns a permission_decided event that describes the call of a request, without the decision.
 func (t *Turn) describeDecidedCall(r PermissionRequest) events.PermissionDecided {
-	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Command: t.displayText(r.Call.Command, nil)}
-	for _, p := range r.Call.Paths[:min(len(r.Call.Paths), maxPreviewPaths)] {
-		e.Paths = append(e.Paths, t.displayText(p.Path, nil))
+	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Command: t.decidedText(r.Call.Command)}
+	for _, p := range r.Call.Paths[:min(len(r.Call.Paths), maxDecidedPaths)] {
+		e.Paths = append(e.Paths, t.decidedText(p.Path))
 	}
-	for _, host := range r.Call.Hosts[:min(len(r.Call.Hosts), maxPreviewPaths)] {
-		e.Hosts = append(e.Hosts, t.displayText(host, nil))
+	for _, host := range r.Call.Hosts[:min(len(r.Call.Hosts), maxDecidedPaths)] {
+		e.Hosts = append(e.Hosts, t.decidedText(host))
 	}
 	if e.Command == "" && len(e.Paths)+len(e.Hosts) == 0 && len(r.Input) <= maxDecidedInput && json.Valid(r.Input) {
 		e.Input = r.Input
@@ -178,63 +176,18 @@ func (t *Turn) describeDecidedCall(r PermissionRequest) events.PermissionDecided
 	return e
 }
 
-// recordOpenRequest journals an approval request for a call that a person has to decide.
-func (t *Turn) recordOpenRequest(p *pendingRequest) {
+// decidedText returns a text in the form in which a person sees it, cut at maxDecidedText bytes.
+func (t *Turn) decidedText(s string) string {
+	return truncate.Prefix(t.shownText(s), maxDecidedText)
+}
+
+// recordOpenRequest journals the request e for a call that a person has to decide.
+func (t *Turn) recordOpenRequest(p *pendingRequest, e events.ApprovalRequested) {
 	p.local = t.cfg.Journal.NewBlockID()
 	p.id = runner.ApprovalID(t.cfg.ExecutionID, t.cfg.Journal.Name(), p.local)
 	t.approvals.open = append(t.approvals.open, p)
-	r := p.request
-	e := events.ApprovalRequested{
-		ApprovalID: p.local, Kind: r.Kind, ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Rule: p.decision.Rule,
-		Reason: t.displayText(r.Reason, nil), Title: t.displayText(r.Title, nil), Editable: r.Editable, Class: t.displayText(p.class, nil),
-		Questions: r.Questions, Schema: r.Schema, TimeoutMs: t.cfg.Policy.TimeoutMs(),
-	}
-	if e.Kind == "" {
-		e.Kind = events.ApprovalTool
-	}
-	cut := &e.Preview.Truncated
-	e.Preview.Command, e.Preview.Cwd = t.displayText(r.Preview.Command, cut), t.displayText(r.Preview.Cwd, cut)
-	e.Preview.Diff, e.Preview.URL, e.Preview.Text = t.displayText(r.Preview.Diff, cut), t.displayText(r.Preview.URL, cut), t.displayText(r.Preview.Text, cut)
-	for i, path := range r.Preview.Paths {
-		if i == maxPreviewPaths {
-			*cut = true
-			break
-		}
-		e.Preview.Paths = append(e.Preview.Paths, t.displayText(path, cut))
-	}
-	switch {
-	case len(r.Input) > maxApprovalInput:
-		*cut = true
-	case json.Valid(r.Input): // otherwise the line could not be encoded, and nobody could decide
-		e.Input = r.Input
-	}
-	if !json.Valid(e.Schema) {
-		e.Schema = nil
-	}
+	e.ApprovalID = p.local
 	t.flushAndJournalLine(e.EventType(), p.conversation, e)
-}
-
-// displayText returns a text in a form that is safe to show on a terminal: without secrets, with control characters escaped, and cut at maxPreview
-// bytes. It sets cut to true if it has cut the text; cut may be nil.
-func (t *Turn) displayText(s string, cut *bool) string {
-	s = t.cfg.Redact.RedactString(s)
-	whole := len(s) <= maxPreview
-	s = truncate.Prefix(s, maxPreview)
-	var b strings.Builder
-	for _, r := range strings.ToValidUTF8(s, "\uFFFD") {
-		if r != '\n' && r != '\t' && (unicode.IsControl(r) || unicode.Is(unicode.Cf, r)) {
-			fmt.Fprintf(&b, "\\u{%x}", r)
-			continue
-		}
-		b.WriteRune(r)
-	}
-	if whole && b.Len() <= maxPreview {
-		return b.String()
-	}
-	if cut != nil {
-		*cut = true
-	}
-	return truncate.Prefix(b.String(), maxPreview)
 }
 
 // HasOpenRequest reports whether a request of the turn waits for the decision of a person.
@@ -311,7 +264,7 @@ func verdictAnswer(v runner.ApprovalDecision) PermissionAnswer {
 func (t *Turn) resolveRequest(p *pendingRequest, a PermissionAnswer, cause string, all bool) func() {
 	t.removeOpenRequest(p)
 	t.flushAndJournalLine(events.ApprovalResolved{}.EventType(), p.conversation, events.ApprovalResolved{
-		ApprovalID: p.local, Outcome: a.Outcome, Cause: cause, Class: t.displayText(p.class, nil), All: all,
+		ApprovalID: p.local, Outcome: a.Outcome, Cause: cause, Class: t.shownClass(p.class), All: all,
 	})
 	return func() { p.reply(a) }
 }

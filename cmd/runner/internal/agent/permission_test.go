@@ -234,17 +234,21 @@ func TestPermit_CleansThePreview(t *testing.T) {
 		binary[i] = byte(i)
 	}
 	for name, text := range map[string]string{
-		"50 MB of bytes": string(binary), "ANSI": "\x1b[2J\x1b[1;1Hharmless\r\u202emil\u2066", "a secret": strings.Repeat("x", 16<<10-3) + "hunter2hunter2",
+		"50 MB of bytes": string(binary), "ANSI": "\x1b[2J\x1b[1;1Hharmless\r\u202emil\u2066", "a secret": strings.Repeat("x", 128<<10-3) + "hunter2hunter2",
 	} {
 		a := newAsking(t, func(c *agent.TurnConfig) { c.Redact = redact.New("hunter2hunter2") })
-		a.ask("a", text)
+		input, err := json.Marshal(map[string]string{"text": text})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.RequestPermission(events.MainConversation, agent.PermissionRequest{Key: "a", Call: permission.Call{Tool: "Bash", Kind: permission.KindShell}, Preview: events.ApprovalPreview{Text: text}, Input: input}, func(agent.PermissionAnswer) {})
 		r, _ := a.requested(0)
 		p := r.Preview
-		if len(p.Command) > 16<<10 || strings.ContainsAny(p.Command, "\x1b\r\x00\u202e\u2066") || strings.Contains(p.Command, "hunter") || bytes.Contains(r.Input, []byte("hunter2")) {
-			t.Errorf("%s: %d bytes, %.80q", name, len(p.Command), p.Command)
+		if len(p.Text) > 128<<10 || strings.ContainsAny(p.Text, "\x1b\r\x00\u202e\u2066") || strings.Contains(p.Text, "hunter") || bytes.Contains(r.Input, []byte("hunter2")) {
+			t.Errorf("%s: %d bytes, %.80q", name, len(p.Text), p.Text)
 		}
-		if name == "50 MB of bytes" && (!p.Truncated || r.Input != nil || !strings.HasPrefix(p.Command, `\u{0}\u{1}`)) {
-			t.Errorf("%s: truncated %v, input of %d bytes, %.40q", name, p.Truncated, len(r.Input), p.Command)
+		if name == "50 MB of bytes" && (!p.Truncated || r.Input != nil || !strings.HasPrefix(p.Text, `\u{0}\u{1}`)) {
+			t.Errorf("%s: truncated %v, input of %d bytes, %.40q", name, p.Truncated, len(r.Input), p.Text)
 		}
 	}
 }

@@ -378,9 +378,9 @@ func TestApproval_ServerTools(t *testing.T) {
 	web := httptest.NewServer(mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server }, nil))
 	t.Cleanup(web.Close)
 	for name, want := range map[string]struct {
-		title       string
-		destructive bool
-	}{"empty": {"Empty a drawer (MCP server desk)", true}, "open": {"open (MCP server desk)", false}} {
+		title, words string
+		destructive  bool
+	}{"empty": {"empty (MCP server desk)", "Empty a drawer", true}, "open": {"open (MCP server desk)", "", false}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEndpoint(t, calls("call_1", "mcp__desk__"+name, `{"Drawer":"left"}`), says("ok"))
@@ -401,7 +401,7 @@ func TestApproval_ServerTools(t *testing.T) {
 			if !asked || destructive != want.destructive || len(r) != 1 {
 				t.Fatalf("asked %v, destructive %v, requests %+v", asked, destructive, r)
 			}
-			if r[0].Title != want.title || r[0].Preview.Text != "{\n  \"Drawer\": \"left\"\n}" || !r[0].Editable || !strings.Contains(string(r[0].Schema), "Drawer") {
+			if r[0].Title != want.title || r[0].Reason != want.words || r[0].Preview.Text != "{\n  \"Drawer\": \"left\"\n}" || !r[0].Editable || !strings.Contains(string(r[0].Schema), "Drawer") {
 				t.Errorf("request %+v", r[0])
 			}
 		})

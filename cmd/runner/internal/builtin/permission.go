@@ -32,9 +32,9 @@ const (
 	// maxRequestArguments is the maximum size in bytes of arguments that a permission request contains, so that the
 	// request fits into a line. Larger arguments are left out.
 	maxRequestArguments = 1 << 20
-	// maxRequestText is the maximum size in bytes of each text of a permission request. It is larger than what the turn
-	// journals, so that the turn notices that a text is cut.
-	maxRequestText = 64 << 10
+	// maxRequestText is the maximum size in bytes of each text of a permission request. It is larger than what a person is
+	// shown, so that the turn refuses a command that is cut.
+	maxRequestText = 256 << 10
 )
 
 // permissionRequest is the question of the agent's process to the runner whether a tool call may run. If the agent has
@@ -51,6 +51,7 @@ type permissionRequest struct {
 	Command     string                 `json:"command,omitempty"`
 	Destructive bool                   `json:"destructive,omitempty"`
 	Title       string                 `json:"title,omitempty"`
+	Words       string                 `json:"words,omitempty"`
 	Preview     events.ApprovalPreview `json:"preview,omitzero"`
 	Arguments   json.RawMessage        `json:"arguments,omitempty"`
 	Schema      json.RawMessage        `json:"schema,omitempty"`
@@ -98,7 +99,7 @@ func (r permissionRequest) turnRequest(plain bool) agent.PermissionRequest {
 	}
 	return agent.PermissionRequest{
 		Key: r.ID, ToolUseID: r.ToolUseID, Call: call, Decided: r.fixedDecision(plain),
-		Title: strings.Join(strings.Fields(r.Title), " "), Preview: r.Preview, Input: r.Arguments, Editable: true, Schema: r.Schema,
+		Title: strings.Join(strings.Fields(r.Title), " "), Reason: r.Words, Preview: r.Preview, Input: r.Arguments, Editable: true, Schema: r.Schema,
 	}
 }
 
@@ -138,8 +139,12 @@ func (t *turn) permissionRequest(tl tool.Tool, arguments json.RawMessage, paths 
 	e := tl.Effect(arguments)
 	r.Kind, r.Command, r.Destructive = e.Kind, e.Command, e.Destructive
 	r.Title, r.Preview, r.Schema = truncate.Prefix(e.Title, maxRequestText), e.Preview, tl.Schema()
-	for _, s := range []*string{&r.Preview.Command, &r.Preview.Diff, &r.Preview.Text} {
-		*s = truncate.Prefix(*s, maxRequestText)
+	r.Words, r.Preview.Command = truncate.Prefix(e.Words, maxRequestText), truncate.Prefix(e.Preview.Command, maxRequestText)
+	for field, s := range map[string]*string{"diff": &r.Preview.Diff, "text": &r.Preview.Text} {
+		if n := len(*s); n > maxRequestText {
+			*s = truncate.Prefix(*s, maxRequestText)
+			r.Preview.Cut = append(r.Preview.Cut, events.CutField{Field: field, Bytes: uint32(n)}) //nolint:gosec // of a call that a model wrote
+		}
 	}
 	if len(arguments) <= maxRequestArguments {
 		r.Arguments = arguments

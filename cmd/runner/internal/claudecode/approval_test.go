@@ -265,7 +265,7 @@ func TestPreview_ShowsWhatACallWouldDo(t *testing.T) {
 		"search":                 {"Grep", `{"pattern":"TODO"}`, "Grep: TODO in .", "", "TODO"},
 		"page":                   {"WebFetch", `{"url":"https://example.com/a","prompt":"Summarize"}`, "WebFetch: https://example.com/a", "", "Summarize"},
 		"query":                  {"WebSearch", `{"query":"go"}`, "WebSearch: go", "", "go"},
-		"command of two lines":   {"Bash", `{"command":"\ncd x\nls"}`, "Bash: cd x", "", ""},
+		"command of two lines":   {"Bash", `{"command":"\ncd x\nls"}`, "Bash: cd x …", "", ""},
 		"unknown":                {"New", `{"a":[1]}`, "New", "", "{\n  \"a\": [\n    1\n  ]\n}"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,10 +13,16 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
+	"github.com/spoolhq/spool/pkg/visible"
 )
 
-// maxPreviewedFile is the maximum size in bytes of a file that is read for the preview of a change.
-const maxPreviewedFile = 64 << 10
+const (
+	// maxPreviewedFile is the maximum size in bytes of a file that is read for the preview of a change.
+	maxPreviewedFile = 64 << 10
+	// maxPlanFile is the maximum size in bytes of a plan file that is read. A person is shown less of a larger plan, with
+	// its length.
+	maxPlanFile = 4 << 20
+)
 
 // callPreview returns those fields of the permission request for a call that a person sees. Only Input is set if the
 // policy never asks a person.
@@ -56,21 +62,16 @@ func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 		p.URL, p.Text = textArgument(args, "url"), textArgument(args, "prompt")+textArgument(args, "query")
 		about = p.URL + textArgument(args, "query")
 	case isSubagentTool(c.Tool):
-		p.Text, about = textArgument(args, "prompt"), textArgument(args, "description")
+		p.Text, r.Reason = textArgument(args, "prompt"), textArgument(args, "description")
+		about = p.Text
 	default:
 		p.Text = indentJSON(c.input)
 	}
 	r.Title = displayName(c.Tool)
-	if about = firstNonEmptyLine(about); about != "" {
+	if about = agent.FirstLine(about); about != "" {
 		r.Title += ": " + about
 	}
 	return r
-}
-
-// firstNonEmptyLine returns the first line of s that is not empty.
-func firstNonEmptyLine(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
 }
 
 // indentJSON returns a JSON value with indentation.
@@ -108,8 +109,9 @@ func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage)
 	name := "file"
 	if len(c.Paths) == 1 {
 		if name = c.Paths[0].Path; !c.Paths[0].Outside {
-			before, known = readSmallFile(s.scope.root, name)
+			before, known = readSmallFile(s.scope.root, name, maxPreviewedFile)
 		}
+		name = visible.Line(name)
 	}
 	if c.Tool == "Write" {
 		after := textArgument(args, "content")
@@ -144,8 +146,8 @@ func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage)
 }
 
 // readSmallFile returns the content of the file path in the folder root. The bool is false if there is no such file or
-// it is larger than maxPreviewedFile.
-func readSmallFile(root, path string) (string, bool) {
+// it is larger than limit bytes.
+func readSmallFile(root, path string, limit int) (string, bool) {
 	w, err := workspace.Open(root)
 	if err != nil {
 		return "", false
@@ -156,8 +158,8 @@ func readSmallFile(root, path string) (string, bool) {
 		return "", false
 	}
 	defer f.Close()
-	raw, err := io.ReadAll(io.LimitReader(f, maxPreviewedFile+1))
-	return string(raw), err == nil && len(raw) <= maxPreviewedFile
+	raw, err := io.ReadAll(io.LimitReader(f, int64(limit)+1))
+	return string(raw), err == nil && len(raw) <= limit
 }
 
 // isPlanCall reports whether a call writes or reads a plan file of plan mode.
@@ -180,6 +182,6 @@ func (s *session) planText(args map[string]json.RawMessage) string {
 	if path == "" {
 		return ""
 	}
-	plan, _ := readSmallFile(s.scope.plans, filepath.Base(path))
+	plan, _ := readSmallFile(s.scope.plans, filepath.Base(path), maxPlanFile)
 	return plan
 }

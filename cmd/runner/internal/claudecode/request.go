@@ -172,7 +172,7 @@ func (s *session) handleElicitation(id string, q cliRequest, t *agent.Turn) erro
 	}
 	r := agent.PermissionRequest{
 		Key: id, Call: permission.Call{Tool: mcpToolPrefix + q.Server, Kind: permission.KindQuestion}, Kind: events.ApprovalElicitation,
-		Title: q.Server + ": " + firstNonEmptyLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: bytes.Clone(q.Schema),
+		Title: q.Server + ": " + agent.FirstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: bytes.Clone(q.Schema),
 	}
 	var sent error
 	t.RequestPermission(events.MainConversation, r, func(a agent.PermissionAnswer) {

@@ -11,6 +11,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
+	"github.com/spoolhq/spool/pkg/visible"
 )
 
 // Rules by which the adapter itself denies a request.
@@ -108,7 +109,7 @@ func (s *session) commandRequest(q questionParams, w *runningItem) agent.Permiss
 	script := unwrapShellScript(q.Command)
 	r := agent.PermissionRequest{
 		Call:    permission.Call{Tool: toolShell, Kind: permission.KindShell, Command: script},
-		Title:   firstLineOf(script),
+		Title:   agent.FirstLine(script),
 		Reason:  q.Reason,
 		Preview: events.ApprovalPreview{Command: script},
 		Input:   callArguments(w),
@@ -160,7 +161,7 @@ func (c fileChange) diffText() string {
 		after, sign = "/dev/null", "-"
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "--- %s\n+++ %s\n", before, after)
+	fmt.Fprintf(&b, "--- %s\n+++ %s\n", visible.Line(before), visible.Line(after))
 	for line := range strings.Lines(c.Diff) {
 		b.WriteString(sign + strings.TrimSuffix(line, "\n") + "\n")
 	}
@@ -182,7 +183,7 @@ func (s *session) mcpServerRequest(q questionParams) agent.PermissionRequest {
 	if q.Meta.Kind != toolApprovalKind {
 		r := agent.PermissionRequest{
 			Call: permission.Call{Tool: tool, Kind: permission.KindQuestion}, Kind: events.ApprovalElicitation,
-			Title: firstLineOf(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: q.Schema,
+			Title: agent.FirstLine(q.Message), Preview: events.ApprovalPreview{Text: q.Message, URL: q.URL}, Schema: q.Schema,
 		}
 		if q.Mode != "form" && q.Mode != "url" {
 			r.Decided = newDenial(ruleUnreadableRequest, fmt.Sprintf("The MCP server %s asks in the unknown form %q.", q.ServerName, q.Mode))
@@ -223,7 +224,7 @@ func userQuestionRequest(q questionParams) agent.PermissionRequest {
 			e.Options = append(e.Options, events.QuestionOption{Label: o.Label, Description: o.Description})
 		}
 		r.Questions = append(r.Questions, e)
-		r.Title = cmp.Or(r.Title, firstLineOf(ask.Question))
+		r.Title = cmp.Or(r.Title, agent.FirstLine(ask.Question))
 	}
 	if len(r.Questions) == 0 {
 		r.Decided = newDenial(ruleUnreadableRequest, "The request has no question.")
@@ -299,12 +300,6 @@ func indentJSON(raw json.RawMessage) string {
 		return string(raw)
 	}
 	return out.String()
-}
-
-// firstLineOf returns the first line of a text.
-func firstLineOf(s string) string {
-	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
-	return line
 }
 
 // shellPrograms are the paths of the programs that unwrapShellScript recognises as a shell. The model may use another one.

@@ -210,7 +210,7 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Comma
 		Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
 		SubagentDepth: q.SubagentDepth,
-		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
+		Permissions:   q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}
 	var trusted []agent.LaunchFile
 	if q.Authority != "" {

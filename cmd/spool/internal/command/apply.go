@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -12,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
-	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -125,7 +123,7 @@ func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.C
 	if applied.Same {
 		done = "unchanged"
 	}
-	_, err = fmt.Fprintln(a.Out, done, d.Kind, terminal.SafeLine(ref.String()))
+	_, err = writeln(a.Out, done, d.Kind, ref.String())
 	return err
 }
 
@@ -163,7 +161,7 @@ func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	if i == 0 {
 		before = []string{"nothing"}
 	}
-	fmt.Fprintf(a.Err, "applied %s; not %s %s, and nothing after it (%d of %d)\n", strings.Join(before, ", "), docs[i].Kind, docs[i].Ref, i, len(docs))
+	writef(a.Err, "applied %s; not %s %s, and nothing after it (%d of %d)\n", strings.Join(before, ", "), docs[i].Kind, docs[i].Ref, i, len(docs))
 	return err
 }
 
@@ -174,7 +172,7 @@ func (a *app) printFileErrors(err error, outcome string) error {
 		return err
 	}
 	for _, e := range list {
-		fmt.Fprintln(a.Err, terminal.SafeLine(e.Error()))
+		writeln(a.Err, e.Error())
 	}
 	if len(list) == 1 {
 		return usageError("%s: the file has an error", outcome)

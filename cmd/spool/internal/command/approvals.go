@@ -104,8 +104,16 @@ func printApproval(a *app, x *spoolv1.Approval) error {
 	if err != nil {
 		return err
 	}
-	for _, line := range terminal.ApprovalLines(request) {
-		if _, err := fmt.Fprintln(a.Out, line); err != nil {
+	columns := 0
+	if a.OutTTY {
+		columns = a.Width() - 1
+	}
+	rows := terminal.ApprovalRows(request, columns)
+	if len(request.Input) > 0 {
+		rows = append(rows, terminal.FieldRows("arguments:", string(request.Input), columns)...)
+	}
+	for _, row := range append([]string{terminal.ApprovalHeading(request)}, rows...) {
+		if _, err := writeln(a.Out, textLines(row)); err != nil {
 			return err
 		}
 	}
@@ -139,7 +147,7 @@ func (s serverFlags) sendDecision(a *app, id, done string, request func(context.
 		case s.JSON:
 			return a.printJSON(doc)
 		}
-		_, err = fmt.Fprintln(a.Out, done, id)
+		_, err = writeln(a.Out, done, id)
 		return err
 	})
 }

@@ -2,12 +2,14 @@ package command
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -98,14 +100,14 @@ func TestApprovals_AreListedAndShown(t *testing.T) {
 	f := serve(t)
 	f.approvals = map[string]string{apr1: approvalJSON(t, "pending", bash(apr1))}
 	got := spool(t, testIO(t), "approvals", "ls", "--url", f.URL, "--session", ses)
-	if got.code != ExitDone || !strings.Contains(got.out, apr1) || !strings.Contains(got.out, "List files") || strings.Contains(got.out, "\x1b") || !f.wasRequested("GET /api/approvals?sessionId="+ses+"&status=open") {
+	if got.code != ExitDone || !strings.Contains(got.out, apr1) || !strings.Contains(got.out, `List\u{1b}[2J files`) || strings.Contains(got.out, "\x1b") || !f.wasRequested("GET /api/approvals?sessionId="+ses+"&status=open") {
 		t.Errorf("%+v, requested %q", got, f.requests)
 	}
 	if got := spool(t, testIO(t), "approvals", "ls", "--url", f.URL, "--all"); got.code != ExitDone || !f.wasRequested("GET /api/approvals") {
 		t.Errorf("%+v, requested %q", got, f.requests)
 	}
 	got = spool(t, testIO(t), "approvals", "show", "--url", f.URL, apr1)
-	for _, want := range []string{"pending", "Bash asks for approval: List files", "command: ls -l", "class: commands that begin with `ls`"} {
+	for _, want := range []string{"pending", "Bash asks for approval\n", `command: ls -l\u{1b}[2J`, "class: commands that begin with `ls`", `arguments: {"command":"ls -l"}`} {
 		if got.code != ExitDone || !strings.Contains(got.out, want) || strings.Contains(got.out, "\x1b") {
 			t.Errorf("show lacks %q: %+v", want, got)
 		}
@@ -184,6 +186,7 @@ type terminalRun struct {
 	raw      sync.Mutex // locked while the terminal is in raw mode
 	err      bytes.Buffer
 	edit     func(ctx context.Context, text []byte) ([]byte, error)
+	columns  int // of the terminal; 0 means 200
 }
 
 const prompt = "[?] whole request: "
@@ -193,7 +196,7 @@ func (r *terminalRun) run(steps func(), args ...string) int {
 	r.t.Helper()
 	w := testIO(r.t)
 	w.In, w.InTTY, w.Out, w.OutTTY, w.Err, w.Signals, w.Edit = r.keys, true, r.screen, true, &r.err, r.signals, r.edit
-	w.Width = func() int { return 200 }
+	w.Width = func() int { return cmp.Or(r.columns, 200) }
 	w.Raw = func() (func() error, error) {
 		r.raw.Lock()
 		return func() error { r.raw.Unlock(); return nil }, nil
@@ -242,15 +245,15 @@ func TestPrompt_SendsWhatTheUserDecides(t *testing.T) {
 		"nothing, then yes":      {bash(apr1), []step{{prompt, "\r"}, {prompt, "perhaps\r"}, {prompt, "\x1b[A"}, {prompt, "Y\r"}}, `{"decision":"approve"}`},
 		"keys after the line":    {bash(apr1), []step{{prompt, "n\ryes please\r"}, {"what to tell", "use rg\r"}}, `{"decision":"reject","comment":"use rg"}`},
 		"no":                     {bash(apr1), []step{{prompt, "n\r"}, {"what to tell", "\r"}}, `{"decision":"reject"}`},
-		"all":                    {bash(apr1), []step{{"[a]ll commands that begin with `ls`", "a\r"}}, `{"decision":"approve_all"}`},
+		"all":                    {bash(apr1), []step{{"[a]ll also approves later: commands that begin with `ls`", ""}, {prompt, "a\r"}}, `{"decision":"approve_all"}`},
 		"skip":                   {bash(apr1), []step{{prompt, "s\r"}}, `{"decision":"skip"}`},
 		"the whole request":      {bash(apr1), []step{{prompt, "?\r"}, {"class: commands", ""}, {prompt, "s\r"}}, `{"decision":"skip"}`},
 		"edited as a line":       {bash(apr1), []step{{prompt, "e\r"}, {`arguments: {"command":"ls -l"}`, "\x15{\"command\":\"pwd\"}\r"}, {"[y/n]", "y\r"}}, `{"decision":"approve","arguments":{"command":"pwd"}}`},
 		"edited, not approved":   {bash(apr1), []step{{prompt, "e\r"}, {"arguments:", "\x15{}\r"}, {"[y/n]", "n\r"}, {prompt, "s\r"}}, `{"decision":"skip"}`},
 		"edited, not changed":    {bash(apr1), []step{{prompt, "e\r"}, {"arguments:", "\r"}, {"not changed", ""}, {prompt, "s\r"}}, `{"decision":"skip"}`},
 		"edited to no object":    {bash(apr1), []step{{prompt, "e\r"}, {"arguments:", "\x15[1]\r"}, {"not a JSON object", ""}, {prompt, "s\r"}}, `{"decision":"skip"}`},
-		"questions":              {asksTwo(apr1), []step{{"Which color?", ""}, {"(number or text, /skip, /no or ?):", "Green\r"}, {"not one of the options", ""}, {"or ?):", "2\r"}, {"Which token? (text", "hunter2"}, {"*******", "\r"}}, `{"decision":"answer","answers":{"a=b":["hunter2"],"color":["Red"]}}`},
-		"questions are skipped":  {asksTwo(apr1), []step{{"or ?):", "2\r"}, {"Which token?", "/skip\r"}}, `{"decision":"skip"}`},
+		"questions":              {asksTwo(apr1), []step{{"Which color?", ""}, {"Which token?", ""}, {"answer 1 (number or text, /skip, /no or ?):", "Green\r"}, {"not one of the options", ""}, {"or ?):", "2\r"}, {"answer 2 (text", "hunter2"}, {"*******", "\r"}}, `{"decision":"answer","answers":{"a=b":["hunter2"],"color":["Red"]}}`},
+		"questions are skipped":  {asksTwo(apr1), []step{{"or ?):", "2\r"}, {"answer 2 (text", "/skip\r"}}, `{"decision":"skip"}`},
 		"questions are rejected": {asksTwo(apr1), []step{{"or ?):", "/no\r"}, {"what to tell", "later\r"}}, `{"decision":"reject","comment":"later"}`},
 		"an elicitation":         {elicitation, []step{{"an MCP server asks: Your name", ""}, {"or ?):", "Ann\r"}, {"not a JSON object", ""}, {"or ?):", "{\"name\":\"Ann\"}\r"}}, `{"decision":"answer","content":{"name":"Ann"}}`},
 	} {
@@ -286,6 +289,113 @@ func TestPrompt_SendsWhatTheUserDecides(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestPrompt_ShowsTheWholeCallAndAllChoices tests on terminals of several widths that the command comes first, that it
+// cannot be hidden by the agent's words, by spaces or by its length, that no text looks like another field, and that all
+// choices are visible.
+func TestPrompt_ShowsTheWholeCallAndAllChoices(t *testing.T) {
+	t.Parallel()
+	asked := events.ApprovalRequested{
+		ApprovalID: apr1, Kind: events.ApprovalTool, ToolName: "Bash", Title: "ls", Editable: true, Input: json.RawMessage(`{"command":"x"}`),
+		Class:  "ls",
+		Reason: strings.Repeat("\n", 30) + "command: ls\nhost: localhost\n[y]es\u202e",
+		Preview: events.ApprovalPreview{
+			Command: "first" + strings.Repeat(" ", 3000) + "host: good.example\nsecond\n" + strings.Repeat("#\n", 60) + "hidden\u3164\u034f\x1b]0;\nlast\x07", Hosts: []string{"evil.example"}, Paths: []string{"a  b", "c\nfile: d"},
+		},
+	}
+	for _, columns := range []int{40, 80, 200} {
+		t.Run(fmt.Sprint(columns), func(t *testing.T) {
+			t.Parallel()
+			r := newTerminalRun(t, asked)
+			r.columns = columns
+			r.f.approvals[apr1] = approvalJSON(t, "pending", asked)
+			r.decided(apr1)
+			choices, last := "[y]es, [n]o, [a]ll, [s]kip, [e]dit, [m]ore, [?] whole request: ", "[y]es, [n]o, [a]ll, [s]kip, [e]dit, [?] whole request: "
+			if columns < 80 {
+				choices, last = "[y/n/a/s/e/m/?]: ", "[y/n/a/s/e/?]: "
+			}
+			const more = " more rows\r\n"
+			var pages strings.Builder
+			code := r.run(func() {
+				r.shows(t, "Bash asks for approval\r\n")
+				for {
+					page, end := r.until(t, more, last)
+					if pages.WriteString(page); end != more {
+						break
+					}
+					r.shows(t, choices)
+					r.keys <- "m\r"
+				}
+				r.keys <- "s\r"
+			}, "run", "hello")
+			got := rowsOf(pages.String())
+			if code != ExitDone || !r.f.wasSent(`{"decision":"skip"}`) || len(got) == 0 || got[0] != "  command:" || !strings.HasPrefix(got[1], "    │ first") {
+				t.Fatalf("exit code %d, the page begins with %q", code, got[:min(3, len(got))])
+			}
+			field := func(name string) int {
+				return slices.IndexFunc(got, func(s string) bool { return strings.HasPrefix(s, "  "+name) })
+			}
+			if says := field("the agent says:"); says < field("host: evil.example") || says < field("command:") || says < 0 {
+				t.Errorf("the agent's words are in row %d of %q", says, got)
+			}
+			for _, row := range got {
+				if strings.HasPrefix(row, "  host: good") || strings.HasPrefix(row, "  file: d") || strings.HasPrefix(row, "  command: ls") || len([]rune(row)) >= columns {
+					t.Errorf("a text looks like a field, or the row is too long: %q", row)
+				}
+			}
+			if whole := joined(got); !strings.Contains(whole, "first"+strings.Repeat(" ", 3000)+"host: good.example\nsecond\n") || !strings.Contains(whole, `hidden\u{3164}\u{34f}\u{1b}]0;`+"\nlast\\u{7}") {
+				t.Errorf("the pages lack a part of the command: %.300q", whole)
+			}
+		})
+	}
+}
+
+// until waits until the screen has one of the texts, and returns what the screen shows up to it, and the text.
+func (r *terminalRun) until(t *testing.T, texts ...string) (before, found string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for {
+		for _, text := range texts {
+			if before, rest, ok := strings.Cut(r.text.String(), text); ok {
+				r.text.Reset()
+				r.text.WriteString(rest)
+				return before, text
+			}
+		}
+		if r.late {
+			t.Errorf("the screen shows none of %q: %q", texts, r.text.String())
+			return "", ""
+		}
+		r.grew.Wait()
+	}
+}
+
+// rowsOf returns the rows of a request in the output of a terminal, without the status line and prompts.
+func rowsOf(output string) (rows []string) {
+	for row := range strings.SplitSeq(output, "\r\n") {
+		if i := strings.LastIndex(row, "\x1b[J"); i >= 0 {
+			row = row[i+len("\x1b[J"):]
+		}
+		if strings.HasPrefix(row, "  ") && !strings.HasPrefix(row, "  … ") && !strings.HasPrefix(row, "  [a]ll also approves") {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// joined returns the text of the fields in rows: a continued row belongs to the line above.
+func joined(rows []string) string {
+	var b strings.Builder
+	for _, row := range rows {
+		if part, ok := strings.CutPrefix(row, "    ┆ "); ok {
+			b.WriteString(part)
+		} else {
+			b.WriteString("\n" + strings.TrimPrefix(row, "    │ "))
+		}
+	}
+	return b.String()
 }
 
 func TestPrompt_UsesTheEditor(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 // answer. It must be called only if InTTY is set. When ctx ends, askUser returns the cause at once; its goroutine that
 // reads the terminal remains until the program ends.
 func (a *app) askUser(ctx context.Context, question string) (string, error) {
-	fmt.Fprintf(a.Err, "%s ", question)
+	writef(a.Err, "%s ", question)
 	if a.lines == nil {
 		a.lines = bufio.NewReader(a.In)
 	}
@@ -28,7 +28,7 @@ func (a *app) askUser(ctx context.Context, question string) (string, error) {
 	}()
 	select {
 	case <-ctx.Done():
-		fmt.Fprintln(a.Err)
+		writeln(a.Err)
 		return "", context.Cause(ctx)
 	case r := <-replied:
 		if r.err != nil && !errors.Is(r.err, io.EOF) {

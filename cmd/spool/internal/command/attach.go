@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -40,7 +39,7 @@ func (c *attachCommand) followSession(ctx context.Context, a *app, cl *client.Cl
 	stopPrompts()
 	if errors.Is(err, errInterrupted) {
 		err = errors.Join(err, closeRenderer())
-		fmt.Fprintln(a.Err, "spool: detached; the session continues")
+		writeln(a.Err, "spool: detached; the session continues")
 	}
 	return err
 }

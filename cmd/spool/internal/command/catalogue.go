@@ -13,7 +13,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
-	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/definition"
@@ -188,7 +187,7 @@ func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill 
 		if err := fill(&d, []byte(v.Spec.GetText())); err != nil {
 			return err
 		}
-		if _, err := fmt.Fprintf(a.Out, "# %s, of %s\n", terminal.SafeLine(ref.String()), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
+		if _, err := writef(a.Out, "# %s, of %s\n", ref.String(), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
 			return err
 		}
 		return definition.WriteYAML(a.Out, d)
@@ -296,7 +295,7 @@ func printEnvironmentExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) 
 		return err
 	}
 	if len(e.Variables) > 0 {
-		if _, err := fmt.Fprintln(a.Out); err != nil {
+		if _, err := writeln(a.Out); err != nil {
 			return err
 		}
 	}

@@ -220,7 +220,7 @@ func TestApply_StopsAtARefusedDefinition(t *testing.T) {
 		code    int
 		says    string
 	}{
-		"field":     {400, `{"code":"INVALID_REQUEST","field":"spec.instructions","detail":"they are not\nliked"}`, ExitUsage, "%s:13:17: spec.instructions: they are not liked (INVALID_REQUEST)"},
+		"field":     {400, `{"code":"INVALID_REQUEST","field":"spec.instructions","detail":"they are not\nliked"}`, ExitUsage, "%s:13:17: spec.instructions: they are not\n  liked (INVALID_REQUEST)"},
 		"no place":  {422, `{"code":"TOO_MANY_TAGS","field":"tags","detail":"too many"}`, ExitFailed, "%s:10:7: tags: too many (TOO_MANY_TAGS)"},
 		"reference": {409, `{"code":"CONFLICT","field":"ref.org","detail":"not yours"}`, ExitFailed, "%s:9:6: org: not yours (CONFLICT)"},
 		"whole":     {403, `{"code":"FORBIDDEN","field":"ref","detail":"no"}`, ExitFailed, "%s:8:7: slug: no (FORBIDDEN)"},
@@ -374,7 +374,7 @@ func TestExplain_NeverPrintsSecrets(t *testing.T) {
 	t.Parallel()
 	c := serveCatalogue(t, nil)
 	got := spool(t, testIO(t), "envs", "explain", "--agent", "payments/reviewer@stable", "--env", "ci", "--env", "platform/ci", "--url", c.URL)
-	if want := "NAME   FROM            SECRET  VALUE\nMODE   agent           -       a\nTOKEN  platform/ci@5e  secret  -\n\nEGRESS                    FROM\nGET,HEAD api.example.com  platform/ci@5e\n"; got != (result{ExitDone, want, ""}) {
+	if want := "NAME   FROM            SECRET  VALUE\nMODE   agent           -       a\\u{1b}[2J\nTOKEN  platform/ci@5e  secret  -\n\nEGRESS                    FROM\nGET,HEAD api.example.com  platform/ci@5e\n"; got != (result{ExitDone, want, ""}) {
 		t.Errorf("%+v", got)
 	}
 	if c.bodies[0] != `{"agent":"payments/reviewer@stable","environments":["ci","platform/ci"]}` || c.requests()[0] != "POST /api/environments/explain" {

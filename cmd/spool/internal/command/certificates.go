@@ -1,7 +1,6 @@
 package command
 
 import (
-	"fmt"
 	"net"
 	"strings"
 	"time"
@@ -72,6 +71,6 @@ func (c *certificatesCommand) printIssued(a *app, folder string, names []string,
 		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
 	}
 	done := map[bool]string{false: "kept", true: "made"}[issued.Renewed]
-	_, err := fmt.Fprintf(a.Out, "%s %s for %s, until %s\n", done, folder, strings.Join(names, ", "), issued.NotAfter.UTC().Format(time.RFC3339))
+	_, err := writef(a.Out, "%s %s for %s, until %s\n", done, folder, strings.Join(names, ", "), issued.NotAfter.UTC().Format(time.RFC3339))
 	return err
 }

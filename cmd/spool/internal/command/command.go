@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -156,12 +157,12 @@ func Run(ctx context.Context, args []string, env IO) int {
 		kong.Writers(env.Out, env.Err), kong.Exit(func(n int) { exited, code = true, n }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
 	if err != nil {
-		fmt.Fprintf(env.Err, "spool: %v\n", err)
+		writef(env.Err, "spool: %v\n", err)
 		return ExitFailed
 	}
 	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
-			fmt.Fprintf(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, terminal.SafeLine(truncate.Text(arg, 64)))
+			writef(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, truncate.Text(arg, 64))
 			return ExitUsage
 		}
 	}
@@ -178,13 +179,13 @@ func Run(ctx context.Context, args []string, env IO) int {
 		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Command() != "" {
 			hint = "spool " + firstWord(wrong.Context.Command()) + " --help"
 		}
-		fmt.Fprintf(env.Err, "spool: %s; see `%s`\n", terminal.SafeLine(err.Error()), hint)
+		writef(env.Err, "spool: %s; see `%s`\n", err.Error(), hint)
 		return ExitUsage
 	}
 	return env.reportError(parsed.Run(&app{IO: env, ctx: ctx}))
 }
 
-// reportError prints an error on one line of the error stream, and returns the exit code for it.
+// reportError prints an error on the error stream, with further lines indented, and returns the exit code for it.
 func (w IO) reportError(err error) int {
 	if err == nil {
 		return ExitDone
@@ -200,11 +201,11 @@ func (w IO) reportError(err error) int {
 		code = ExitUsage
 	}
 	if shown != nil {
-		text := "spool: " + terminal.SafeLine(shown.Error())
+		format := "spool: %s\n"
 		if w.OutTTY && w.Color {
-			text = "\x1b[31m" + text + "\x1b[0m"
+			format = "\x1b[31mspool: %s\x1b[0m\n"
 		}
-		fmt.Fprintln(w.Err, text)
+		writef(w.Err, format, textLines(strings.ReplaceAll(shown.Error(), "\n", "\n  ")))
 	}
 	return code
 }
@@ -232,14 +233,16 @@ func (a *app) printJSON(v any) error {
 // newRenderer returns a renderer that shows a session on the app's output.
 func (a *app) newRenderer() *terminal.Renderer {
 	if a.canPrompt() {
-		return a.newRendererFor(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+		c := a.rendererConfig(crlfWriter{a.Out}, time.Now) // the terminal is in raw mode while a prompt is shown
+		c.Prompts = true
+		return terminal.New(c)
 	}
-	return a.newRendererFor(a.Out, time.Now)
+	return terminal.New(a.rendererConfig(a.Out, time.Now))
 }
 
-// newRendererFor returns a renderer that shows a session on out, with now as its clock.
-func (a *app) newRendererFor(out io.Writer, now func() time.Time) *terminal.Renderer {
-	return terminal.New(terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now})
+// rendererConfig returns the configuration of a renderer that shows a session on out, with now as its clock.
+func (a *app) rendererConfig(out io.Writer, now func() time.Time) terminal.Config {
+	return terminal.Config{Out: out, TTY: a.OutTTY, Color: a.OutTTY && a.Color, Width: a.Width, Now: now}
 }
 
 // firstWord returns the part of s before the first space.

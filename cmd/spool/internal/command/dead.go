@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -53,8 +52,8 @@ func (c *deadShowCommand) Run(a *app) error {
 			return a.printJSON(doc)
 		}
 		d := doc.Value
-		_, err = fmt.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
-			formatExactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, d.GetMessage())
+		_, err = writef(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
+			formatExactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, textLines(d.GetMessage()))
 		return err
 	})
 }

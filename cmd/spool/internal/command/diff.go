@@ -93,9 +93,9 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		return c.differenceError(doc.Value.Equal)
 	}
 	d := doc.Value
-	fmt.Fprintln(a.Out, terminal.SafeLine(d.Summary))
+	writeln(a.Out, d.Summary)
 	if !d.Equal {
-		fmt.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
+		writef(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
 	}
 	for _, side := range []struct {
 		mark string
@@ -108,22 +108,22 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if err != nil {
 			return err
 		}
-		fmt.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, terminal.SafeLine(string(e.Type)), summarizeEvent(e))
+		writef(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, string(e.Type), summarizeEvent(e))
 	}
 	return c.differenceError(d.Equal)
 }
 
 // printDiff prints the differences in files, conversations and states.
 func printDiff(a *app, d *spoolv1.SessionDiff) error {
-	fmt.Fprintf(a.Out, "event %d to event %d\n", d.From, d.To)
+	writef(a.Out, "event %d to event %d\n", d.From, d.To)
 	for _, s := range d.Statuses {
 		was := s.From
 		if was == "" {
 			was = "none"
 		}
-		fmt.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, terminal.SafeLine(s.Id), terminal.SafeLine(was), terminal.SafeLine(s.To))
+		writef(a.Out, "%s %s: %s -> %s\n", s.Kind, s.Id, was, s.To)
 	}
-	fmt.Fprintf(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", formatUsageTotal(d.Reported), formatUsageTotal(d.Metered), d.BlockCount)
+	writef(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", formatUsageTotal(d.Reported), formatUsageTotal(d.Metered), d.BlockCount)
 	for _, b := range d.Blocks {
 		mark := "~ "
 		if b.Change == "added" {
@@ -134,17 +134,17 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 		}
 	}
 	if n := int(d.BlockCount) - len(d.Blocks); n > 0 {
-		fmt.Fprintf(a.Out, "and %d more\n", n)
+		writef(a.Out, "and %d more\n", n)
 	}
-	fmt.Fprintf(a.Out, "\n%s\n", terminal.SafeLine(d.Files.GetSummary()))
+	writef(a.Out, "\n%s\n", d.Files.GetSummary())
 	for _, f := range d.Files.GetFiles() {
 		printFileDiff(a, f)
 	}
 	if n := int(d.Files.GetFileCount()) - len(d.Files.GetFiles()); n > 0 {
-		fmt.Fprintf(a.Out, "and %d more files\n", n)
+		writef(a.Out, "and %d more files\n", n)
 	}
 	if d.Files.GetCut() {
-		fmt.Fprintln(a.Out, "Some files are shown without text: there are too many, or they are too long. Compare a smaller range to see them.")
+		writeln(a.Out, "Some files are shown without text: there are too many, or they are too long. Compare a smaller range to see them.")
 	}
 	return nil
 }
@@ -152,12 +152,10 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 // printFileDiff prints the difference of one file.
 func printFileDiff(a *app, f *spoolv1.FileDiff) {
 	if f.GetText() != "" {
-		for _, line := range strings.Split(strings.TrimSuffix(f.GetText(), "\n"), "\n") {
-			fmt.Fprintln(a.Out, terminal.SafeText(line))
-		}
+		writeln(a.Out, textLines(strings.TrimSuffix(f.GetText(), "\n")))
 		return
 	}
-	fmt.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, terminal.SafeLine(f.Path), terminal.SafeLine(f.GetOmitted()), describeFileVersion(f.From), describeFileVersion(f.To))
+	writef(a.Out, "%s %s (%s): %s -> %s\n", f.Change, f.Path, f.GetOmitted(), describeFileVersion(f.From), describeFileVersion(f.To))
 }
 
 // describeFileVersion returns a short text for a version of a file.

@@ -34,7 +34,7 @@ func forEachName[N any](s serverFlags, a *app, names []N, done string, do func(c
 			case s.JSON:
 				err = a.printJSON(response)
 			default:
-				_, err = fmt.Fprintln(a.Out, done, name)
+				_, err = writeln(a.Out, done, name)
 			}
 			failed = append(failed, err)
 		}

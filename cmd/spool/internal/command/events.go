@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
-	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -53,7 +52,7 @@ func (c *eventsCommand) printStoredEvents(ctx context.Context, a *app, cl *clien
 		for _, e := range page.Events {
 			if c.Inherited && !c.JSON && e.Value.SessionID != session {
 				session = e.Value.SessionID
-				fmt.Fprintln(a.Out, terminal.SafeLine(session))
+				writeln(a.Out, session)
 			}
 			if err := c.printEvent(a, e.Value, e.Raw); err != nil {
 				return err
@@ -80,7 +79,7 @@ func (c *eventsCommand) followEvents(ctx context.Context, a *app, cl *client.Cli
 			}
 			return explainCursorError(m.Snapshot.Cause, c.After)
 		case m.Lost != nil:
-			fmt.Fprintln(a.Err, "spool: connection lost ("+terminal.SafeLine(m.Lost.Error())+"), reconnecting")
+			writeln(a.Err, "spool: connection lost ("+m.Lost.Error()+"), reconnecting")
 		case m.Event != nil:
 			if err := c.printEvent(a, *m.Event, m.Raw); err != nil {
 				return err
@@ -117,7 +116,7 @@ func (c *eventsCommand) printEvent(a *app, e events.WireEvent, raw json.RawMessa
 	if e.Type == events.TextDelta {
 		return nil
 	}
-	_, err := fmt.Fprintf(a.Out, "%6d  %s  %-22s  %s\n", e.Seq, e.Time.Local().Format("15:04:05.000"), terminal.SafeLine(string(e.Type)), summarizeEvent(e))
+	_, err := writef(a.Out, "%6d  %s  %-22s  %s\n", e.Seq, e.Time.Local().Format("15:04:05.000"), string(e.Type), summarizeEvent(e))
 	return err
 }
 

@@ -115,7 +115,7 @@ func (c *executionsShowCommand) printExecution(ctx context.Context, a *app, cl *
 	if err != nil || len(x.Metered) == 0 {
 		return err
 	}
-	fmt.Fprintln(a.Out)
+	writeln(a.Out)
 	table := newTable(a)
 	writeTableRow(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
 	for _, m := range x.Metered {

@@ -140,7 +140,7 @@ func (c sessionFlags) printDownloaded(a *app, to string, n int64, err error) err
 	case c.JSON:
 		return a.printJSON(map[string]any{"file": to, "size": n})
 	}
-	_, err = fmt.Fprintf(a.Out, "%s, %s\n", to, formatSize(n))
+	_, err = writef(a.Out, "%s, %s\n", to, formatSize(n))
 	return err
 }
 
@@ -267,7 +267,7 @@ func (c *filesPutCommand) printUploaded(a *app, to string, d client.APIObject[cl
 	case to == "":
 		to = "the workspace"
 	}
-	_, err = fmt.Fprintf(a.Out, "stored %s for %s\n", formatSize(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
+	_, err = writef(a.Out, "stored %s for %s\n", formatSize(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
 	return err
 }
 
@@ -311,7 +311,7 @@ func (c *filesRmCommand) Run(a *app) error {
 			case c.JSON:
 				err = a.printJSON(d)
 			default:
-				_, err = fmt.Fprintln(a.Out, "requested to remove", p)
+				_, err = writeln(a.Out, "requested to remove", p)
 			}
 			failed = append(failed, err)
 		}

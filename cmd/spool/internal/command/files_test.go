@@ -254,7 +254,7 @@ func TestShow_PrintsSandboxSnapshotAndMeteredUsage(t *testing.T) {
 	t.Parallel()
 	f := serve(t)
 	got := spool(t, testIO(t), "sessions", "show", ses, "--url", f.URL)
-	if got.code != ExitDone || !strings.Contains(got.out, "running in    sbx_1, paused, unhealthy (no answer)\n") || !strings.Contains(got.out, "3 files, 5.0 GiB\n") ||
+	if got.code != ExitDone || !strings.Contains(got.out, "running in    sbx_1, paused, unhealthy (no\\u{1b}[2J answer)\n") || !strings.Contains(got.out, "3 files, 5.0 GiB\n") ||
 		!strings.Contains(got.out, "sandbox time  1m1.5s, $0.2500\n") {
 		t.Errorf("%+v", got)
 	}

@@ -102,12 +102,12 @@ func (c *gcCommand) printReport(a *app, r janitor.PassReport) error {
 		if i.Waits != "" {
 			line = fmt.Sprintf("waits: %s %s: %s", i.Kind, name, i.Waits)
 		}
-		if _, err := fmt.Fprintln(a.Out, line); err != nil {
+		if _, err := writeln(a.Out, line); err != nil {
 			return err
 		}
 	}
 	if len(r.Items) == 0 {
-		_, err := fmt.Fprintln(a.Out, "nothing to remove")
+		_, err := writeln(a.Out, "nothing to remove")
 		return err
 	}
 	return nil

@@ -42,7 +42,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	if err != nil {
 		return fmt.Errorf("heads-key: %w", err)
 	}
-	_, err = fmt.Fprintln(a.Out, key.Public())
+	_, err = writeln(a.Out, key.Public())
 	return err
 }
 
@@ -124,7 +124,7 @@ func printSignedShards(w io.Writer, chains []*heads.Chain) error {
 		default:
 			text += fmt.Sprintf("no commit is missing up to %s, signed at %s\n", p.Position, p.Time.UTC().Format(time.RFC3339))
 		}
-		if _, err := io.WriteString(w, text); err != nil {
+		if _, err := writef(w, "%s", textLines(text)); err != nil {
 			return err
 		}
 	}

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -40,8 +39,8 @@ func (c *keysCreateCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		fmt.Fprintf(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
-		_, err = fmt.Fprintln(a.Out, doc.Value.Key)
+		writef(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
+		_, err = writeln(a.Out, doc.Value.Key)
 		return err
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -137,7 +138,7 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 		return
 	}
 	defer func() {
-		p.renderer.ShowPrompt("", "")
+		p.renderer.ShowPrompt(terminal.PromptLabel{}, "")
 		if err := p.leaveKeyMode(); err != nil {
 			p.renderer.ShowNote("restore the terminal: " + err.Error())
 		}
@@ -145,7 +146,7 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 	for {
 		r, err := p.askDecision(ctx, o)
 		if err == nil {
-			p.renderer.ShowPrompt("", "")
+			p.renderer.ShowPrompt(terminal.PromptLabel{}, "")
 			r.ApprovalId = o.ApprovalID
 			_, err = p.client().Approvals.DecideApproval(ctx, r)
 		}
@@ -174,18 +175,13 @@ func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*sp
 	case events.ApprovalElicitation:
 		return p.askContent(ctx, o)
 	}
-	label := "[y]es, [n]o, "
-	if o.Class != "" {
-		label += "[a]ll " + terminal.SafeLine(o.Class) + ", "
-	}
-	label += "[s]kip, "
+	request := o.ApprovalRequested
+	request.Class = "" // each page has it
+	rows := p.renderer.BeginPrompt(request)
+	left := p.renderer.WritePage(rows, o.Class)
 	canEdit := o.Editable && len(o.Input) > 0 && o.Kind == events.ApprovalTool
-	if canEdit {
-		label += "[e]dit, "
-	}
-	label += "[?] whole request:"
 	for {
-		line, err := p.readLine(ctx, o.ApprovalID, label, "", false)
+		line, err := p.readLine(ctx, o.ApprovalID, decisionLabel(o, canEdit, len(left) > 0), "", false)
 		if err != nil {
 			return nil, err
 		}
@@ -202,28 +198,49 @@ func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*sp
 			if r, err := p.askEditedArguments(ctx, o); r != nil || err != nil {
 				return r, err
 			}
+		case (answer == "m" || answer == "more") && len(left) > 0:
+			left = p.renderer.WritePage(left, o.Class)
 		case answer == "?":
-			p.renderer.WriteApproval(o.ApprovalRequested)
+			p.renderer.WriteWhole(rows, o.ApprovalRequested)
+			left = nil
 		}
 	}
 }
 
+// decisionLabel returns the label of the prompt that asks for the decision on a call, with all choices.
+func decisionLabel(o openApproval, canEdit, more bool) terminal.PromptLabel {
+	var full, short []string
+	for _, c := range []struct {
+		offered    bool
+		key, label string
+	}{
+		{true, "y", "[y]es"}, {true, "n", "[n]o"}, {o.Class != "", "a", "[a]ll"}, {true, "s", "[s]kip"}, {canEdit, "e", "[e]dit"}, {more, "m", "[m]ore"}, {true, "?", "[?] whole request"},
+	} {
+		if c.offered {
+			full, short = append(full, c.label), append(short, c.key)
+		}
+	}
+	return terminal.PromptLabel{Full: strings.Join(full, ", ") + ":", Short: "[" + strings.Join(short, "/") + "]:"}
+}
+
 // askRejection asks the user for a comment, and returns the decision that rejects the call.
 func (p *approvalPrompter) askRejection(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
-	comment, err := p.readLine(ctx, o.ApprovalID, "what to tell the agent (empty for nothing):", "", false)
+	comment, err := p.readLine(ctx, o.ApprovalID, terminal.PromptLabel{Full: "what to tell the agent (empty for nothing):", Short: "comment:"}, "", false)
 	return &spoolv1.DecideApprovalRequest{Decision: events.DecisionReject, Comment: strings.TrimSpace(comment)}, err
 }
 
 // askQuestions asks the user the questions of an approval request, and returns the decision with the answers.
 func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
 	answers := map[string][]string{}
+	rows := p.renderer.BeginPrompt(o.ApprovalRequested)
+	left := p.renderer.WritePage(rows, "")
 	for i := 0; i < len(o.Questions); {
 		q := o.Questions[i]
-		label := terminal.SafeLine(q.Question) + " (text"
+		label := fmt.Sprintf("answer %d (text", i+1)
 		if len(q.Options) > 0 {
-			label = terminal.SafeLine(q.Question) + " (number or text"
+			label = fmt.Sprintf("answer %d (number or text", i+1)
 		}
-		line, other, err := p.askAnswer(ctx, o, label, q.Secret)
+		line, other, err := p.askAnswer(ctx, o, label, q.Secret, rows, &left)
 		if other != nil || err != nil {
 			return other, err
 		}
@@ -241,8 +258,10 @@ func (p *approvalPrompter) askQuestions(ctx context.Context, o openApproval) (*s
 
 // askContent asks the user for the content that an MCP server has requested, and returns the decision with it.
 func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
+	rows := p.renderer.BeginPrompt(o.ApprovalRequested)
+	left := p.renderer.WritePage(rows, "")
 	for {
-		line, other, err := p.askAnswer(ctx, o, "answer (a JSON object", false)
+		line, other, err := p.askAnswer(ctx, o, "answer (a JSON object", false, rows, &left)
 		if other != nil || err != nil {
 			return other, err
 		}
@@ -254,17 +273,24 @@ func (p *approvalPrompter) askContent(ctx context.Context, o openApproval) (*spo
 }
 
 // askAnswer returns a line that the user types as an answer, or, in other, the decision to give no answer. The label
-// has an open parenthesis, to which askAnswer adds the keys.
-func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label string, secret bool) (line string, other *spoolv1.DecideApprovalRequest, err error) {
+// has an open parenthesis, to which askAnswer adds the keys. rows are those of the request, of which left were not shown.
+func (p *approvalPrompter) askAnswer(ctx context.Context, o openApproval, label string, secret bool, rows []string, left *[]string) (line string, other *spoolv1.DecideApprovalRequest, err error) {
 	for {
-		line, err := p.readLine(ctx, o.ApprovalID, label+", /skip, /no or ?):", "", secret)
+		keys := terminal.PromptLabel{Full: label + ", /skip, /no or ?):", Short: "/skip /no ?:"}
+		if len(*left) > 0 {
+			keys = terminal.PromptLabel{Full: label + ", /more, /skip, /no or ?):", Short: "/more /skip /no ?:"}
+		}
+		line, err := p.readLine(ctx, o.ApprovalID, keys, "", secret)
 		if err != nil {
 			return "", nil, err
 		}
 		switch strings.TrimSpace(line) {
 		case "":
 		case "?":
-			p.renderer.WriteApproval(o.ApprovalRequested)
+			p.renderer.WriteWhole(rows, o.ApprovalRequested)
+			*left = nil
+		case "/more":
+			*left = p.renderer.WritePage(*left, "")
 		case "/skip":
 			return "", &spoolv1.DecideApprovalRequest{Decision: events.DecisionSkip}, nil
 		case "/no":
@@ -292,7 +318,7 @@ func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApprova
 		return nil, nil
 	}
 	p.renderer.WriteSection("changed arguments", changed)
-	answer, err := p.readLine(ctx, o.ApprovalID, "approve with these arguments? [y/n]:", "", false)
+	answer, err := p.readLine(ctx, o.ApprovalID, terminal.PromptLabel{Full: "approve with these arguments? [y/n]:", Short: "[y/n]:"}, "", false)
 	if err != nil || !isYes(strings.ToLower(strings.TrimSpace(answer))) {
 		return nil, err
 	}
@@ -307,7 +333,7 @@ func (p *approvalPrompter) readEditedArguments(ctx context.Context, o openApprov
 		if err := json.Compact(&text, o.Input); err != nil {
 			return nil, err
 		}
-		line, err := p.readLine(ctx, o.ApprovalID, "arguments:", text.String(), false)
+		line, err := p.readLine(ctx, o.ApprovalID, terminal.PromptLabel{Full: "arguments:", Short: "arguments:"}, text.String(), false)
 		return []byte(line), err
 	}
 	if err := json.Indent(&text, o.Input, "", "  "); err != nil {
@@ -363,7 +389,7 @@ const (
 
 // readLine shows a prompt and returns the line that the user types. It returns errRequestGone when the request is no
 // longer open, errNoDecision for Ctrl-C, Ctrl-D and the end of the input, and the cause of ctx when ctx ends.
-func (p *approvalPrompter) readLine(ctx context.Context, id, label, text string, secret bool) (string, error) {
+func (p *approvalPrompter) readLine(ctx context.Context, id string, label terminal.PromptLabel, text string, secret bool) (string, error) {
 	line := []byte(text)
 	for {
 		shown := string(line)

@@ -64,7 +64,7 @@ func (c *provisionCommand) Run(a *app) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.PartitionCount()})
 	}
-	_, err = fmt.Fprintf(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.PartitionCount())
+	_, err = writef(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.PartitionCount())
 	return err
 }
 

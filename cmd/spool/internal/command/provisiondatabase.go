@@ -39,6 +39,6 @@ func (c *provisionDatabaseCommand) Run(a *app) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"database": cfg.Database, "roles": []string{readmodel.ProjectorRole, readmodel.GatewayRole}})
 	}
-	_, err = fmt.Fprintf(a.Out, "provisioned database %s: roles %s and %s\n", cfg.Database, readmodel.ProjectorRole, readmodel.GatewayRole)
+	_, err = writef(a.Out, "provisioned database %s: roles %s and %s\n", cfg.Database, readmodel.ProjectorRole, readmodel.GatewayRole)
 	return err
 }

@@ -2,6 +2,8 @@ package command
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -10,8 +12,6 @@ import (
 	"path"
 	"slices"
 	"strings"
-
-	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
 // applyChanges applies the changes that the user has not declined: first deletions, deepest paths first, and then all
@@ -42,7 +42,7 @@ func (p *pullRun) applyChanges() error {
 		c.Applied = true
 		p.recordEntry(c.Path, c.remote)
 		if c.Conflict {
-			fmt.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", terminal.SafeLine(c.Path))
+			writef(p.app.Err, "spool: %s: the session's version replaced a local change\n", c.Path)
 		}
 	}
 	return failed
@@ -115,7 +115,8 @@ func (p *pullRun) replaceEntry(c *pathChange) error {
 	return err
 }
 
-// copyStagedFile copies the staged content of a file to a new file in the local folder.
+// copyStagedFile copies the staged content of a file to a new file in the local folder. It returns an error if the
+// content is not the one that was downloaded, and shown to the user.
 func (p *pullRun) copyStagedFile(c *pathChange, tmp string) error {
 	from, err := os.Open(c.staged)
 	if err != nil {
@@ -126,6 +127,10 @@ func (p *pullRun) copyStagedFile(c *pathChange, tmp string) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(to, from)
+	sum := sha256.New()
+	_, err = io.Copy(io.MultiWriter(to, sum), from)
+	if err == nil && hex.EncodeToString(sum.Sum(nil)) != c.remote.SHA256 {
+		err = fmt.Errorf("the downloaded content has %w: pull again", errContentChanged)
+	}
 	return errors.Join(err, to.Chmod(fs.FileMode(c.remote.Mode)), to.Close())
 }

@@ -70,7 +70,7 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error
 	for m, err := range p.client.Follow(wait, p.cmd.Session, s.Tip) {
 		if err != nil {
 			if ctx.Err() == nil && wait.Err() != nil {
-				fmt.Fprintln(p.app.Err, "spool: no snapshot was taken in time; using the last one")
+				writeln(p.app.Err, "spool: no snapshot was taken in time; using the last one")
 				return nil
 			}
 			return err

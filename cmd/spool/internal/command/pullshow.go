@@ -2,13 +2,12 @@ package command
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strconv"
-	"strings"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -20,65 +19,98 @@ import (
 // that is refused.
 var changeLetters = map[string]string{changeKindAdded: "A", changeKindModified: "M", changeKindDeleted: "D", changeKindRefused: "R"}
 
-// maxDiffBytes is the maximum size of a text file whose differences are printed.
+// maxDiffBytes is the maximum size of a text file whose content or differences are printed.
 const maxDiffBytes = 256 << 10
 
-// printChanges prints the list of changes, and the differences in text files.
+// printChanges prints the list of changes, and then the content of new files and the differences in other files.
 func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
-		line := changeLetters[c.Change] + " " + terminal.SafeLine(c.Path)
-		if c.Kind == entryKindDir {
-			line += "/"
-		}
-		if c.Change != changeKindDeleted && c.Kind == entryKindFile {
-			line += " (" + formatSize(c.Size) + ")"
-		}
-		switch {
-		case c.Conflict:
-			line += "  CONFLICT: " + c.Reason
-		case c.Reason != "":
-			line += "  not applied: " + c.Reason
-		}
-		fmt.Fprintln(p.app.Out, line)
+		writeln(p.app.Out, changeLetters[c.Change]+" "+c.Path+c.describe())
 	}
 	for _, c := range p.changes {
-		if text := p.unifiedDiff(c); text != "" {
-			if p.app.OutTTY {
-				text = terminal.SafeText(text)
-			}
-			fmt.Fprintf(p.app.Out, "\n%s", text)
+		if c.Kind == entryKindFile && c.remote != nil && (c.local == nil || c.local.SHA256 != c.remote.SHA256) {
+			writef(p.app.Out, "\n%s", textLines(p.fileDiff(c)))
 		}
 	}
 }
 
-// unifiedDiff returns a unified diff of a changed text file, or "" for other changes.
-func (p *pullRun) unifiedDiff(c *pathChange) string {
-	if c.Change != changeKindModified || c.local == nil || c.local.Kind != entryKindFile || c.Kind != entryKindFile || c.staged == "" ||
-		c.local.Size > maxDiffBytes || c.Size > maxDiffBytes {
-		return ""
+// describe returns what is printed of a change after its path: size and mode of a file, the target of a link, and why
+// the change is a conflict or is refused.
+func (c *pathChange) describe() (text string) {
+	switch {
+	case c.Kind == entryKindDir:
+		text = "/"
+	case c.remote == nil:
+	case c.Kind == entryKindSymlink:
+		text = " -> " + c.remote.Target
+	case c.Kind == entryKindFile:
+		mode := ""
+		switch isFile := c.local != nil && c.local.Kind == entryKindFile; {
+		case isFile && c.local.Mode != c.remote.Mode:
+			mode = fmt.Sprintf(", mode %o -> %o", c.local.Mode, c.remote.Mode)
+		case !isFile && c.remote.Mode&0o111 != 0:
+			mode = fmt.Sprintf(", mode %o", c.remote.Mode)
+		}
+		text = " (" + formatSize(c.Size) + mode + ")"
 	}
-	f, _, err := openRegularFile(p.root, c.Path)
-	if err != nil {
-		return "" // the error appears when the file is replaced
+	switch {
+	case c.Conflict:
+		text += "  CONFLICT: " + c.Reason
+	case c.Reason != "":
+		text += "  not applied: " + c.Reason
 	}
-	here, err := io.ReadAll(io.LimitReader(f, maxDiffBytes))
-	if err = errors.Join(err, f.Close()); err != nil {
-		return ""
-	}
-	there, err := os.ReadFile(c.staged)
-	if err != nil || !isText(here) || !isText(there) {
-		return ""
-	}
-	return udiff.Unified(quoteDiffName("a/"+c.Path), quoteDiffName("b/"+c.Path), string(here), string(there))
+	return text
 }
 
-// quoteDiffName returns the name of a file for the header of a unified diff. A name that could be mistaken for a line
-// of the diff is quoted.
-func quoteDiffName(name string) string {
-	if strings.ContainsFunc(name, unicode.IsControl) || strings.ContainsAny(name, `"\`) {
-		return strconv.Quote(name)
+// fileDiff returns a unified diff of a file that a pull adds or changes, or the name, size and hash of content that is
+// not shown: content that is binary or too large, and content that has changed since the comparison, which
+// copyStagedFile does not apply either.
+func (p *pullRun) fileDiff(c *pathChange) string {
+	from, before := "/dev/null", []byte(nil)
+	to, after, err := terminal.SafeLine("b/"+c.Path), []byte(nil), error(nil)
+	if c.local != nil && c.local.Kind == entryKindFile {
+		from = terminal.SafeLine("a/" + c.Path)
+		before, err = readEntry(c.local, func() (io.ReadCloser, error) { f, _, err := openRegularFile(p.root, c.Path); return f, err })
 	}
-	return name
+	if err == nil {
+		after, err = readEntry(c.remote, func() (io.ReadCloser, error) { return os.Open(c.staged) })
+	}
+	hidden := ""
+	switch {
+	case err != nil:
+		hidden = fmt.Sprintf("content of %s is not shown, SHA-256 %s: %v; read it with `spool files get %s %s -`", formatSize(c.Size), c.remote.SHA256, err, p.cmd.Session, terminal.SafeLine(c.Path))
+	case !isText(before) || !isText(after):
+		hidden = fmt.Sprintf("binary content of %s is not shown, SHA-256 %s", formatSize(c.Size), c.remote.SHA256)
+	default:
+		return udiff.Unified(from, to, string(before), string(after))
+	}
+	return fmt.Sprintf("--- %s\n+++ %s\n%s\n", from, to, hidden)
+}
+
+// Errors of readEntry.
+var (
+	errTooLargeToShow = fmt.Errorf("larger than %s", formatSize(maxDiffBytes))
+	errContentChanged = errors.New("changed since the comparison")
+)
+
+// readEntry returns the content of a file, which open opens. It returns an error if the content is too large to be
+// shown, or is not the content of the entry.
+func readEntry(e *folderEntry, open func() (io.ReadCloser, error)) ([]byte, error) {
+	if e.Size > maxDiffBytes {
+		return nil, errTooLargeToShow
+	}
+	f, err := open()
+	if err != nil {
+		return nil, err
+	}
+	content, err := io.ReadAll(io.LimitReader(f, maxDiffBytes+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	if sum := sha256.Sum256(content); hex.EncodeToString(sum[:]) != e.SHA256 {
+		return nil, errContentChanged
+	}
+	return content, nil
 }
 
 // isText reports whether b is text: valid UTF-8 without zero bytes.

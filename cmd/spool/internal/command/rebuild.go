@@ -2,7 +2,6 @@ package command
 
 import (
 	"errors"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
@@ -43,9 +42,9 @@ func (c *rebuildCommand) Run(a *app) (err error) {
 		})
 	}
 	if c.Compare {
-		_, err = fmt.Fprintf(a.Out, "equal: %d commits folded, %d rows compared, in %s\n", report.Commits, report.Rows, report.Duration.Round(1e6))
+		_, err = writef(a.Out, "equal: %d commits folded, %d rows compared, in %s\n", report.Commits, report.Rows, report.Duration.Round(1e6))
 	} else {
-		_, err = fmt.Fprintf(a.Out, "rebuilt: %d commits folded in %s; live projection was paused for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
+		_, err = writef(a.Out, "rebuilt: %d commits folded in %s; live projection was paused for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
 	}
 	return err
 }

@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
@@ -39,7 +38,7 @@ func (c *executionsRecoverCommand) Run(a *app) error {
 		case c.Detach && c.JSON:
 			return a.printJSON(doc)
 		case c.Detach:
-			_, err := fmt.Fprintf(a.Out, "session %s\nexecution %s\nfollow it with: spool attach %[1]s\n", doc.Value.SessionId, doc.Value.ExecutionId)
+			_, err := writef(a.Out, "session %s\nexecution %s\nfollow it with: spool attach %[1]s\n", doc.Value.SessionId, doc.Value.ExecutionId)
 			return err
 		}
 		return c.followExecution(ctx, a, cl, doc.Value, tip)
@@ -67,12 +66,12 @@ func (c *executionsRecoverCommand) followExecution(ctx context.Context, a *app, 
 	end, err := w.followToEnd(ctx, tip)
 	if err := errors.Join(err, closeRenderer()); err != nil {
 		if errors.Is(err, errInterrupted) {
-			fmt.Fprintf(a.Err, "spool: detached; follow it with `spool attach %s`\n", accepted.SessionId)
+			writef(a.Err, "spool: detached; follow it with `spool attach %s`\n", accepted.SessionId)
 		}
 		return err
 	}
 	if !c.JSON {
-		fmt.Fprintf(a.Err, "execution %s continues %s\n", accepted.ExecutionId, c.Execution)
+		writef(a.Err, "execution %s continues %s\n", accepted.ExecutionId, c.Execution)
 	}
 	return executionEndError(a, c.JSON, end)
 }

@@ -130,7 +130,7 @@ func (p *replayPlayer) startRenderer(ctx context.Context, cancel context.CancelC
 		out = crlfWriter{out}
 		p.keys = p.readKeys(cancel)
 	}
-	p.renderer = p.app.newRendererFor(out, p.replayTime)
+	p.renderer = terminal.New(p.app.rendererConfig(out, p.replayTime))
 	if p.keys != nil {
 		p.renderer.SetHint("space . n e t q")
 	}
@@ -416,6 +416,6 @@ func (p *replayPlayer) printNote(text string) {
 	if p.renderer != nil && p.app.OutTTY {
 		p.renderer.ShowNote(text)
 	} else {
-		fmt.Fprintln(p.app.Err, "spool: "+terminal.SafeLine(text))
+		writeln(p.app.Err, "spool: "+text)
 	}
 }

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"syscall"
 	"time"
@@ -70,7 +69,7 @@ func (r *queryRun) printNote(text string) {
 		r.watcher.renderer.ShowNote(text)
 		return
 	}
-	fmt.Fprintln(r.app.Err, "spool: "+text)
+	writeln(r.app.Err, "spool: "+text)
 }
 
 // closeStack stops the stack that this run has started. It first waits for the queries of other runs that use the
@@ -89,13 +88,13 @@ func (r *queryRun) waitForQueries() {
 	for announced := false; ; announced = true {
 		busy, err := r.countQueries(ctx)
 		if err != nil && ctx.Err() == nil {
-			fmt.Fprintln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
+			writeln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
 		}
 		if err != nil || busy == 0 {
 			return
 		}
 		if !announced {
-			fmt.Fprintf(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
+			writef(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
 		}
 		select {
 		case <-ctx.Done():

@@ -38,7 +38,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(map[string]string{"key": identity, "recipient": recipient})
 		}
-		_, err = fmt.Fprintf(a.Out, "# public key: %s\n%s\n", recipient, identity)
+		_, err = writef(a.Out, "# public key: %s\n%s\n", recipient, identity)
 		return err
 	}
 	keys, err := secret.ReadKeyFile(c.Key)
@@ -57,7 +57,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.JSON {
 		return a.printJSON(map[string]string{"recipient": recipient})
 	}
-	_, err = fmt.Fprintln(a.Out, recipient)
+	_, err = writeln(a.Out, recipient)
 	return err
 }
 
@@ -112,7 +112,7 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 	if c.JSON {
 		return a.printJSON(map[string]int{"secrets": n})
 	}
-	_, err = fmt.Fprintf(a.Out, "encrypted %d secrets again\n", n)
+	_, err = writef(a.Out, "encrypted %d secrets again\n", n)
 	return err
 }
 

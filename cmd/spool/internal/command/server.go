@@ -3,7 +3,6 @@ package command
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -68,7 +67,7 @@ func (s serverFlags) changeAndPrint(a *app, done string, do func(context.Context
 		case s.JSON:
 			return a.printJSON(response)
 		}
-		fmt.Fprintln(a.Err, done)
+		writeln(a.Err, done)
 		return nil
 	})
 }

@@ -59,7 +59,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintf(a.Out, "ready %s\n", stack.URL()); err != nil {
+	if _, err := writef(a.Out, "ready %s\n", stack.URL()); err != nil {
 		return errors.Join(err, stack.Close())
 	}
 	select {

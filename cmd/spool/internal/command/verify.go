@@ -150,7 +150,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 		return a.printJSON(v)
 	}
 	for _, o := range r.Open {
-		if _, err := fmt.Fprintf(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
+		if _, err := writef(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
 			return err
 		}
 	}
@@ -159,7 +159,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 		if p.Accepted {
 			what = "accepted fault"
 		}
-		if _, err := fmt.Fprintf(a.Out, "%s: %v\n", what, &p); err != nil {
+		if _, err := writef(a.Out, "%s: %v\n", what, &p); err != nil {
 			return err
 		}
 	}
@@ -179,7 +179,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 	case len(r.Problems) > 0:
 		sound = "sound except for accepted problems"
 	}
-	_, err := fmt.Fprintf(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
+	_, err := writef(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
 	return err
 }
 

@@ -90,7 +90,7 @@ func (w *sessionWatcher) showConnectionState(state, line string) {
 		w.renderer.SetProgramState(state)
 	}
 	if (w.renderer == nil || !w.app.OutTTY) && line != "" && !w.lost {
-		fmt.Fprintln(w.app.Err, "spool: "+line)
+		writeln(w.app.Err, "spool: "+line)
 	}
 }
 
@@ -170,7 +170,7 @@ func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payloa
 	if w.renderer != nil && w.app.OutTTY {
 		w.renderer.ShowNote(notice)
 	} else {
-		fmt.Fprintln(w.app.Err, "spool: "+terminal.SafeLine(notice))
+		writeln(w.app.Err, "spool: "+notice)
 	}
 	if w.renderer != nil {
 		var list []events.Block

@@ -64,8 +64,6 @@ func (r *Renderer) writeNewText(it *queuedItem) (done bool) {
 	text := it.text.Known
 	if it.isComplete() {
 		text = it.block.Content
-	} else if tail := incompleteEscapePattern.FindStringIndex(text); tail != nil {
-		text = text[:max(tail[0], len(it.shown))]
 	}
 	if strings.TrimSpace(text) == "" {
 		return it.isComplete()
@@ -191,7 +189,7 @@ func (r *Renderer) writeToolResult(b *events.Block) {
 
 // writeClipped writes the first lines of a tool's output, indented, and the number of lines that it omits.
 func (r *Renderer) writeClipped(st textStyle, output string) {
-	output = strings.Trim(SafeText(applyOverwrites(output)), "\n")
+	output = strings.Trim(SafeText(output), "\n")
 	if output == "" {
 		output = "(no output)"
 	}

@@ -25,10 +25,12 @@ var spinnerFrames = []string{"⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "�
 // Config configures a Renderer. Out is required.
 type Config struct {
 	Out   io.Writer
-	TTY   bool             // Out is a terminal: wrap lines and show a status line
-	Color bool             // Out supports colours
-	Width func() int       // current width of the terminal in columns; nil means 80
-	Now   func() time.Time // nil means time.Now
+	TTY   bool       // Out is a terminal: wrap lines and show a status line
+	Color bool       // Out supports colours
+	Width func() int // current width of the terminal in columns; nil means 80
+	// Prompts is set if a prompt with the whole request follows each approval request.
+	Prompts bool
+	Now     func() time.Time // nil means time.Now
 }
 
 // Renderer writes the blocks of a session to a terminal or a file, and shows a status line on a terminal. It is safe
@@ -39,9 +41,12 @@ type Renderer struct {
 	now       func() time.Time
 	frame     int
 	state     string // state of the program itself, such as a lost connection; shown first in the status line
-	label     string // label of the prompt that replaces the status line; "" for none
-	typed     string // the text that the user has typed at the prompt
-	hint      string // shown at the end of the status line
+	prompts   bool
+	label     PromptLabel // of the prompt that replaces the status line
+	typed     string      // the text that the user has typed at the prompt
+	prompting bool        // the output of the session is held back
+	held      []func()    // writes the output of the session that was held back
+	hint      string      // shown at the end of the status line
 	runs      []*statusExecution
 	queue     []*queuedItem // blocks to be shown, in the order of their start
 	items     map[string]*queuedItem
@@ -84,7 +89,7 @@ func New(cfg Config) *Renderer {
 		cfg.Now = time.Now
 	}
 	return &Renderer{
-		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now,
+		screen: screen{out: cfg.Out, tty: cfg.TTY, color: cfg.Color, width: cfg.Width}, now: cfg.Now, prompts: cfg.Prompts,
 		items: map[string]*queuedItem{}, texts: map[string]*blocks.StreamedText{}, tools: map[string]string{}, approvals: map[string]string{},
 	}
 }
@@ -93,13 +98,15 @@ func New(cfg Config) *Renderer {
 func (r *Renderer) ShowEvent(e events.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.trackExecution(e)
-	if id := blocks.ChangedBlockID(e); id != "" {
-		r.updateBlock(id, e)
-	}
-	if !r.writeApproval(e) {
-		r.writeNotice(e)
-	}
+	r.holdOutput(func() {
+		r.trackExecution(e)
+		if id := blocks.ChangedBlockID(e); id != "" {
+			r.updateBlock(id, e)
+		}
+		if !r.writeApproval(e) {
+			r.writeNotice(e)
+		}
+	})
 	r.redraw()
 }
 
@@ -107,6 +114,12 @@ func (r *Renderer) ShowEvent(e events.Event) {
 func (r *Renderer) ShowDelta(d events.Delta) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.holdOutput(func() { r.addDelta(d) })
+	r.redraw()
+}
+
+// addDelta shows the text of a delta.
+func (r *Renderer) addDelta(d events.Delta) {
 	text := r.texts[d.BlockID]
 	if it := r.items[d.BlockID]; it != nil {
 		text = it.text
@@ -116,21 +129,22 @@ func (r *Renderer) ShowDelta(d events.Delta) {
 	}
 	text.Add(d)
 	r.writeReadyBlocks()
-	r.redraw()
 }
 
 // ShowSnapshot shows blocks in place of events that were skipped.
 func (r *Renderer) ShowSnapshot(list []events.Block) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for i := range list {
-		b := list[i]
-		r.queueBlock(&b)
-		if it := r.items[b.ID]; it != nil && b.Status == events.StatusPending {
-			it.text.Known = b.Content
+	r.holdOutput(func() {
+		for i := range list {
+			b := list[i]
+			r.queueBlock(&b)
+			if it := r.items[b.ID]; it != nil && b.Status == events.StatusPending {
+				it.text.Known = b.Content
+			}
 		}
-	}
-	r.writeReadyBlocks()
+		r.writeReadyBlocks()
+	})
 	r.redraw()
 }
 
@@ -190,8 +204,9 @@ func (r *Renderer) AdvanceSpinner() {
 func (r *Renderer) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.releaseOutput()
 	r.endBlocks("")
-	r.runs, r.state, r.label = nil, "", ""
+	r.runs, r.state, r.label = nil, "", PromptLabel{}
 	return r.screen.close()
 }
 
@@ -358,7 +373,7 @@ func (r *Renderer) redraw() {
 
 // statusLine returns the text of the status line, or "" if there is nothing to show.
 func (r *Renderer) statusLine() string {
-	if r.label != "" {
+	if r.label != (PromptLabel{}) {
 		return r.promptLine()
 	}
 	var parts []string

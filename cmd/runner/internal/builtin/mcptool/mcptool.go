@@ -222,12 +222,12 @@ func (r serverTool) Effect(arguments json.RawMessage) tool.CallEffect {
 	if err := json.Indent(&indented, arguments, "", "  "); err == nil {
 		e.Preview.Text = indented.String()
 	}
-	name := r.tool.Title
+	e.Words = r.tool.Title
 	if a := r.tool.Annotations; a != nil {
-		name = cmp.Or(name, a.Title)
+		e.Words = cmp.Or(e.Words, a.Title)
 		e.Destructive = a.DestructiveHint != nil && *a.DestructiveHint && !a.ReadOnlyHint
 	}
-	e.Title = fmt.Sprintf("%s (MCP server %s)", cmp.Or(name, r.tool.Name), r.c.server.Name)
+	e.Title = fmt.Sprintf("%s (MCP server %s)", r.tool.Name, r.c.server.Name)
 	return e
 }
 

@@ -97,7 +97,7 @@ func (c RunCode) Effect(raw json.RawMessage) CallEffect {
 	if a.Language != "bash" {
 		run := interpreters[a.Language]
 		e.Command = strings.Join(run, " ") + " '" + strings.ReplaceAll(a.Code, "'", `'\''`) + "'"
-		e.Title, e.Preview = "Run a Python program", events.ApprovalPreview{Text: a.Code}
+		e.Title, e.Preview = "Run a Python program", events.ApprovalPreview{Command: e.Command}
 	}
 	return e
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/workspace"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/permission"
+	"github.com/spoolhq/spool/pkg/visible"
 )
 
 const (
@@ -205,7 +206,7 @@ func (t writeFile) Effect(raw json.RawMessage) CallEffect {
 	case !utf8.Valid(content):
 		e.Preview.Text = fmt.Sprintf("binary content, %d bytes", len(content))
 	case size > 0 && int64(len(before)) == size && utf8.Valid(before) && len(content) <= maxDiffBytes:
-		e.Preview.Diff = udiff.Unified("a/"+a.Path, "b/"+a.Path, string(before), string(content))
+		e.Preview.Diff = udiff.Unified(visible.Line("a/"+a.Path), visible.Line("b/"+a.Path), string(before), string(content))
 	default:
 		e.Preview.Text = string(content)
 	}

@@ -64,7 +64,8 @@ type CallEffect struct {
 	Kind        permission.CallKind
 	Command     string // shell command, for kind shell
 	Destructive bool   // the call would destroy data
-	Title       string // one line
+	Title       string // one line, made from the call
+	Words       string // what the server of the tool calls it, which nobody has checked
 	Preview     events.ApprovalPreview
 }
 

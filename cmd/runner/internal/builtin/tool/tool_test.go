@@ -215,7 +215,7 @@ func TestEffect(t *testing.T) {
 		want            tool.CallEffect
 	}{
 		"bash":      {"run_code", `{"language":"bash","code":"rm -rf x"}`, tool.CallEffect{Kind: permission.KindShell, Command: "rm -rf x", Title: "Run a bash program", Preview: events.ApprovalPreview{Command: "rm -rf x"}}},
-		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.CallEffect{Kind: permission.KindShell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Text: "ls = 'x'"}}},
+		"python":    {"run_code", `{"language":"python","code":"ls = 'x'"}`, tool.CallEffect{Kind: permission.KindShell, Command: `python3 -c 'ls = '\''x'\'''`, Title: "Run a Python program", Preview: events.ApprovalPreview{Command: `python3 -c 'ls = '\''x'\'''`}}},
 		"read":      {"read_file", `{"path":"old"}`, tool.CallEffect{Kind: permission.KindRead, Title: "Read old", Preview: paths("old")}},
 		"list":      {"list_directory", `{}`, tool.CallEffect{Kind: permission.KindRead, Title: "List .", Preview: paths(".")}},
 		"new file":  {"write_file", `{"path":"new","content":"x"}`, tool.CallEffect{Kind: permission.KindEdit, Title: "Write new", Preview: events.ApprovalPreview{Paths: []string{"new"}, Text: "x"}}},
