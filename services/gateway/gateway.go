@@ -58,11 +58,16 @@ type Deps struct {
 	Logger     *slog.Logger // nil discards
 	// Metrics is a second registry for the gateway's metrics, in addition to its own /metrics; nil for none.
 	Metrics prometheus.Registerer
+	// LocalKey, from NewKey, has the rights of a client of a gateway without keys. "" means none.
+	LocalKey string
 	// Sealer stores the values of secrets; nil for one that encrypts to Config.SecretsRecipient.
 	Sealer Sealer
 	// Now is the clock for new ids; nil for time.Now. Expiry of keys does not depend on it.
 	Now func() time.Time
 }
+
+// NewKey returns a new random key in the form of an API key, for Deps.LocalKey.
+func NewKey() (string, error) { return auth.NewKey(rand.Reader) }
 
 // Gateway is one replica of the service.
 type Gateway struct {
@@ -131,7 +136,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}
-	authenticator, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
+	authenticator, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, LocalKey: g.deps.LocalKey, Keys: g.store})
 	if err != nil {
 		return err
 	}

@@ -108,8 +108,8 @@ func CLIModel() (*kong.Application, error) {
 func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(c, append(options, kong.Name("spool"),
 		kong.Vars(settings.DefaultVariables("daemon", daemon.Settings{}, "NATSURL")),
-		kong.Vars(settings.DefaultVariables("executor", executor.Config{}, "Sandbox", "DiskLimit")),
-		kong.Vars(settings.DefaultVariables("gateway", gateway.Config{}, "Listen", "GRPCListen", "Auth")),
+		kong.Vars(settings.DefaultVariables("executor", executor.Config{}, "Sandbox", "DiskLimit", "Landlock")),
+		kong.Vars(settings.DefaultVariables("gateway", gateway.Config{}, "Listen", "GRPCListen")),
 		kong.Vars(settings.DefaultVariables("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
 }
 

@@ -22,7 +22,7 @@ const MinRootKeyLength = 32
 // Principal is the authenticated caller of a request.
 type Principal struct {
 	Tenant string
-	KeyID  string // id of the API key, RootKeyID, or "" if authentication is off
+	KeyID  string // id of the API key, RootKeyID, or "" for the local key and if authentication is off
 	Admin  bool   // whether it may manage keys, limits and budgets of any tenant
 
 	Role   events.KeyRole // role of the API key
@@ -53,14 +53,18 @@ type KeyStore interface {
 type Config struct {
 	Required bool   // requests without a key are refused
 	RootKey  string // "" for none
+	// LocalKey is a key in the form of NewKey whose holder may do what a caller without a key may do if Required is not
+	// set; "" for none.
+	LocalKey string
 	Keys     KeyStore
 }
 
 // Authenticator authenticates requests. It has no cache: a revoked key is refused as soon as the read models contain
 // the revocation.
 type Authenticator struct {
-	cfg      Config
-	rootHash string
+	cfg       Config
+	rootHash  string
+	localHash string
 }
 
 // New validates the config and returns an Authenticator.
@@ -74,6 +78,12 @@ func New(cfg Config) (*Authenticator, error) {
 			return nil, fmt.Errorf("root-key (SPOOL_ROOT_KEY) has %d characters; it needs %d or more random characters", len(cfg.RootKey), MinRootKeyLength)
 		}
 		a.rootHash = HashKey(cfg.RootKey)
+	}
+	if cfg.LocalKey != "" {
+		if !IsWellFormedKey(cfg.LocalKey) {
+			return nil, errors.New("the local key is mistyped or not a Spool key")
+		}
+		a.localHash = HashKey(cfg.LocalKey)
 	}
 	return a, nil
 }
@@ -109,7 +119,7 @@ func (a *Authenticator) parseHeader(header string) (p Principal, hash string, er
 		if a.cfg.Required {
 			return p, "", unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
 		}
-		return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}, "", nil
+		return localPrincipal(), "", nil
 	}
 	scheme, key, _ := strings.Cut(header, " ")
 	key = strings.TrimSpace(key)
@@ -117,13 +127,27 @@ func (a *Authenticator) parseHeader(header string) (p Principal, hash string, er
 		return p, "", unauthenticatedProblem("header Authorization must be Bearer and an API key")
 	}
 	hash = HashKey(key)
-	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
+	if isHash(hash, a.rootHash) {
 		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
+	}
+	if isHash(hash, a.localHash) {
+		return localPrincipal(), "", nil
 	}
 	if !IsWellFormedKey(key) {
 		return p, "", unauthenticatedProblem("the API key is not valid: it is mistyped or not a Spool key")
 	}
 	return p, hash, nil
+}
+
+// localPrincipal returns the principal of the user who runs the gateway on the machine: a caller with the local key, or
+// without a key if none is required.
+func localPrincipal() Principal {
+	return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}
+}
+
+// isHash reports in constant time whether hash is want. It returns false if want is "".
+func isHash(hash, want string) bool {
+	return want != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(want)) == 1
 }
 
 // unauthenticatedProblem returns the problem UNAUTHENTICATED with a detail.
