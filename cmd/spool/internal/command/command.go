@@ -89,6 +89,7 @@ type commandLine struct {
 	Budgets           budgetsCommand           `cmd:"" help:"Set, list and remove the budgets of tenants per day, per month or in total."`
 	Limits            limitsCommand            `cmd:"" help:"Set, list and remove the limits of tenants."`
 	Audit             auditCommand             `cmd:"" help:"List who did what, newest first, with key, end user and address."`
+	Open              openCommand              `cmd:"" help:"Print a URL with a code with which a page signs in, once and within 60 seconds."`
 	Dead              deadCommand              `cmd:"" help:"List, show, retry and drop dead letters: messages whose processing was given up."`
 	Keys              keysCommand              `cmd:"" help:"Create, list and revoke API keys."`
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`

@@ -20,6 +20,7 @@ type upCommand struct {
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; by default a private one in the data folder."`
 	Auth       string `enum:"off,keys" default:"keys" env:"SPOOL_AUTH" help:"Authentication of clients: keys requires the local key, which the stack creates in the data folder, or an API key; off serves every program on this machine, and only on loopback."`
 	NoAuth     bool   `name:"no-auth" help:"The same as --auth off."`
+	Open       bool   `help:"Print the URL of spool open when the stack is ready."`
 	RootKey    string `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that may only create API keys and set limits and budgets."`
 	Sandbox    string `enum:"local,docker,modal" default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Where agents run: local (on this machine without isolation), docker (a container per session) or modal (a sandbox of modal.com per session)."`
 	MaxStore   int64  `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Disk limit of the streams and buckets of NATS in bytes, 671088640 or more; by default their present size plus three quarters of the free disk."`
@@ -69,6 +70,12 @@ func (c *upCommand) Run(a *app) (err error) {
 	}
 	if _, err := fmt.Fprintf(a.Out, "ready %s\n", stack.URL()); err != nil {
 		return errors.Join(err, stack.Close())
+	}
+	if c.Open {
+		open := openCommand{serverFlags{URL: stack.URL(), Key: stack.LocalKey(), CA: c.TLSCert}}
+		if err := open.Run(a); err != nil {
+			return errors.Join(err, stack.Close())
+		}
 	}
 	select {
 	case <-ctx.Done():
