@@ -17,7 +17,7 @@ const selfApproval = `decide() { curl -s -o /dev/null -w "$1 %{http_code}\n" -X 
 id=$1 url=$2 data=$3 pid=$4
 curl -s -o /dev/null -w "list-without-key %{http_code}\n" "$url/api/approvals"
 curl -s -o /dev/null -w "approve-without-key %{http_code}\n" -X POST -H 'Content-Type: application/json' -d '{"decision":"approve"}' "$url/api/approvals/$id/decide"
-for f in local.key spool.json log.keys secrets.key heads.key; do
+for f in local.key spool.json log.keys secrets.key heads.key postgres/password; do
   if cat "$data/$f" >found 2>/dev/null; then echo "read $f"; else echo "refused $f"; fi
   for k in $(grep -o 'spool_sk_[0-9A-Za-z]*' found); do decide "with-$f" "$k"; done
 done
@@ -70,7 +70,7 @@ func TestApprovals_LocalAgentCannotApproveItself(t *testing.T) {
 		id := w.begin()
 		out := w.attempt(id)
 		wanted := []string{
-			"list-without-key 401", "approve-without-key 401", "refused local.key", "refused spool.json", "refused log.keys", "refused secrets.key", "refused heads.key",
+			"list-without-key 401", "approve-without-key 401", "refused local.key", "refused spool.json", "refused log.keys", "refused secrets.key", "refused heads.key", "refused postgres/password",
 			"refused root/etc/hostname", "0 keys served", "rest reachable",
 		}
 		if os.Geteuid() != 0 { // the kernel lets CAP_PERFMON read the environment of every process
@@ -100,7 +100,7 @@ func TestApprovals_DoctorSaysThatALocalAgentCanApproveItself(t *testing.T) {
 		}
 		id := w.begin()
 		out := w.attempt(id)
-		if !strings.Contains(out, "approve-without-key 401") || !strings.Contains(out, "with-local.key 200") {
+		if !strings.Contains(out, "approve-without-key 401") || !strings.Contains(out, "with-local.key 202") {
 			t.Errorf("the agent printed\n%s", out)
 		}
 		harness.Eventually(t, "the request is approved", func() bool { return w.requests()[id] == "approved" })

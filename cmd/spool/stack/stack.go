@@ -357,12 +357,12 @@ func (b *Storage) startPostgres(ctx context.Context) error {
 	if b.DatabaseURL != "" {
 		return nil
 	}
-	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.cfg.DataDir, "postgres"), Logger: b.cfg.Logger})
+	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.cfg.DataDir, "postgres"), RequirePassword: true, Logger: b.cfg.Logger})
 	if err != nil {
 		return err
 	}
 	b.postgres, b.DatabaseURL, b.GatewayDatabaseURL = pg, pg.RoleURL(readmodel.ProjectorRole), pg.RoleURL(readmodel.GatewayRole)
-	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{})
+	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{Projector: pg.Password(), Gateway: pg.Password()})
 }
 
 // startNATS starts the NATS server. The server also listens on loopback, with a port and a password that only the

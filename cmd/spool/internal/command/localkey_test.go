@@ -2,6 +2,7 @@ package command
 
 import (
 	"bytes"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -143,5 +144,55 @@ func TestUp_RequiresAKeyUnlessToldOtherwise(t *testing.T) {
 		if code != ExitDone || l.started[0].Auth != c.auth || !strings.Contains(errs.String(), c.says) || (c.says == "") != (errs.Len() == 0) {
 			t.Errorf("up %v: exit code %d, auth %q, printed %q", c.args, code, l.started[0].Auth, errs.String())
 		}
+	}
+}
+
+// serveCodes runs a server that answers each request with a code, if it has the local key.
+func serveCodes(t *testing.T) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Path == "/health" {
+			_, _ = w.Write([]byte(`{"status":"ok"}`)) // the client may be gone
+			return
+		}
+		if r.Method+" "+r.URL.Path != "POST /api/signin/codes" || r.Header.Get("Authorization") != "Bearer "+fakeLocalKey {
+			w.WriteHeader(http.StatusTeapot)
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+		_, _ = w.Write([]byte(`{"code":"spool_sc_x","validMs":60000}`)) // the client may be gone
+	}))
+	t.Cleanup(s.Close)
+	return s
+}
+
+func TestOpen_PrintsAURLWithTheCodeInItsFragment(t *testing.T) {
+	t.Parallel()
+	s := serveCodes(t)
+	w := testIO(t)
+	w.Local = &fakeLocal{dir: t.TempDir(), found: &StackConnection{URL: s.URL, LocalKey: fakeLocalKey}}
+	if got := spool(t, w, "open"); got != (result{ExitDone, s.URL + "/#code=spool_sc_x\n", ""}) {
+		t.Errorf("open: %+v", got)
+	}
+	if got := spool(t, w, "open", "--json"); got.code != ExitDone || !strings.Contains(got.out, `"code":"spool_sc_x"`) {
+		t.Errorf("open --json: %+v", got)
+	}
+}
+
+func TestUp_OpenPrintsTheURLAfterTheStackIsReady(t *testing.T) {
+	t.Parallel()
+	s := serveCodes(t)
+	stack, signals := newFakeStack(s.URL), make(chan os.Signal, 1)
+	w, out := testIO(t), &watched{lines: 2, full: make(chan struct{})}
+	var text bytes.Buffer
+	w.Local = &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
+	w.Signals, w.Out, w.Err = signals, io.MultiWriter(&text, out), &bytes.Buffer{}
+	var sending sync.WaitGroup
+	sending.Go(func() { <-out.full; signals <- syscall.SIGTERM })
+	code := Run(t.Context(), []string{"up", "--open"}, w)
+	sending.Wait()
+	if want := "ready " + s.URL + "\n" + s.URL + "/#code=spool_sc_x\n"; code != ExitDone || text.String() != want || stack.closed != 1 {
+		t.Errorf("exit code %d, printed %q, want %q; closed %d times", code, text.String(), want, stack.closed)
 	}
 }
