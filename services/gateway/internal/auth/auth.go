@@ -194,7 +194,7 @@ func (a *Authenticator) CheckHeader(header string) error {
 func (a *Authenticator) parseHeader(header string) (p Principal, hash string, session bool, err error) {
 	if header == "" {
 		if a.cfg.Required {
-			return p, "", false, unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
+			return p, "", false, unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…; for spool up, name its data folder with --data, or send the key that spool keys local prints")
 		}
 		return localPrincipal(), "", false, nil
 	}
