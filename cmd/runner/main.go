@@ -11,9 +11,15 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/account"
 	"github.com/spoolhq/spool/cmd/runner/internal/cli"
+	"github.com/spoolhq/spool/pkg/landlock"
+	"github.com/spoolhq/spool/pkg/runner"
 )
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == runner.RestrictedCommand {
+		fmt.Fprintln(os.Stderr, "runner:", landlock.Exec(os.Args[2:]))
+		os.Exit(1)
+	}
 	if err := account.SwitchUser(os.Getenv(account.UserVariable)); err != nil {
 		fmt.Fprintln(os.Stderr, "runner:", err)
 		os.Exit(1)

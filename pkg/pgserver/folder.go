@@ -137,7 +137,12 @@ func (s *Server) removeOldSocket() error {
 
 // openSocketDir creates the folder of the Unix socket and records its path.
 func (s *Server) openSocketDir() error {
-	dir, err := makeSocketDir(s.user)
+	bases := []string{os.TempDir(), "/tmp"}
+	if s.cfg.RequirePassword {
+		// Programs that cannot write to the data folder cannot put a socket of their own in the place of this one.
+		bases = append([]string{s.cfg.DataDir}, bases...)
+	}
+	dir, err := makeSocketDir(s.user, bases)
 	if err != nil {
 		return err
 	}
@@ -148,11 +153,11 @@ func (s *Server) openSocketDir() error {
 	return nil
 }
 
-// makeSocketDir creates a folder for the Unix socket with a short path that user can enter: the length of a Unix
-// socket's path is limited.
-func makeSocketDir(user postgresAccount) (string, error) {
+// makeSocketDir creates a folder for the Unix socket in the first of the folders bases whose path is short enough and that
+// user can enter: the length of a Unix socket's path is limited.
+func makeSocketDir(user postgresAccount, bases []string) (string, error) {
 	var reasons []string
-	for _, base := range []string{os.TempDir(), "/tmp"} {
+	for _, base := range bases {
 		if len(base)+len("/"+socketDirPrefix+"0123456789/.s.PGSQL."+postgresPort) > maxSocketPath {
 			reasons = append(reasons, base+" is too long")
 			continue

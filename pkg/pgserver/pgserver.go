@@ -1,7 +1,7 @@
 // Package pgserver runs a private Postgres, for `spool up` without SPOOL_DATABASE_URL and for tests.
 //
-// It listens only on a Unix socket in a folder that only its user and root can enter, so it needs no password and no
-// port. It ends with its owner: by Stop, or by the kernel when the owner is killed (on Linux). A postmaster that still
+// It listens only on a Unix socket in a folder that only its user and root can enter, so it needs no port, and a
+// password only against programs of the same user (Config.RequirePassword). It ends with its owner: by Stop, or by the kernel when the owner is killed (on Linux). A postmaster that still
 // runs on the data folder after its owner ended is stopped and not adopted: only then are its settings, its socket and
 // its end under control.
 package pgserver
@@ -55,6 +55,9 @@ type Config struct {
 	// FetchDir is the folder of downloads; empty means a folder in DataDir, or for root one that other users can
 	// enter.
 	FetchDir string
+	// RequirePassword makes the server require a random password of all roles, against programs of the same user, such as
+	// local agents. Start creates it in DataDir at the first start; the roles other than User must be created with it.
+	RequirePassword bool
 	// Fast disables fsync in initdb and the server, for tests.
 	Fast bool
 	// Settings are additional server settings (names of postgresql.conf), such as max_connections.
@@ -87,7 +90,7 @@ func (c *Config) validate() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	for name := range c.Settings {
-		if slices.Contains([]string{"listen_addresses", "unix_socket_directories", "unix_socket_permissions", "port", "fsync"}, name) {
+		if slices.Contains([]string{"listen_addresses", "unix_socket_directories", "unix_socket_permissions", "port", "fsync", "hba_file"}, name) {
 			return fmt.Errorf("postgres: Settings must not contain %s, which pgserver sets itself", name)
 		}
 	}
@@ -106,9 +109,11 @@ type Server struct {
 	lock    *os.File
 	cluster *os.File // the data folder, passed to Postgres as an open file: see pathForPostgres
 	socket  string
-	user    postgresAccount
-	proc    *postmaster
-	tail    *outputWriter
+	// password is the password of all roles; "" if none is required.
+	password string
+	user     postgresAccount
+	proc     *postmaster
+	tail     *outputWriter
 
 	stopOnce sync.Once
 	stopErr  error
@@ -142,6 +147,9 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 	if err := s.initCluster(ctx, bins); err != nil {
 		return nil, err
 	}
+	if err := s.requirePassword(ctx, bins); err != nil {
+		return nil, err
+	}
 	if err := s.openSocketDir(); err != nil {
 		return nil, err
 	}
@@ -157,7 +165,10 @@ func Start(ctx context.Context, cfg Config) (_ *Server, err error) {
 // URL returns the URL, for pgx, of the database spool as the superuser.
 func (s *Server) URL() string { return s.DatabaseURL(Database) }
 
-// RoleURL returns the URL of the database spool as another role, which needs no password.
+// Password returns the password of all roles; "" if Config.RequirePassword is not set.
+func (s *Server) Password() string { return s.password }
+
+// RoleURL returns the URL of the database spool as another role.
 func (s *Server) RoleURL(role string) string { return s.databaseURL(role, Database) }
 
 // DatabaseURL returns the URL of another database of the server, as the superuser.
@@ -165,7 +176,11 @@ func (s *Server) DatabaseURL(name string) string { return s.databaseURL(User, na
 
 func (s *Server) databaseURL(role, database string) string {
 	q := url.Values{"host": {s.socket}, "port": {postgresPort}, "sslmode": {"disable"}}
-	u := url.URL{Scheme: "postgres", User: url.User(role), Path: "/" + database, RawQuery: q.Encode()}
+	user := url.User(role)
+	if s.password != "" {
+		user = url.UserPassword(role, s.password)
+	}
+	u := url.URL{Scheme: "postgres", User: user, Path: "/" + database, RawQuery: q.Encode()}
 	return u.String()
 }
 
@@ -234,6 +249,9 @@ func (s *Server) startPostmaster(bins postgresBinaries) error {
 	}
 	if s.cfg.Fast {
 		settings["fsync"], settings["synchronous_commit"], settings["full_page_writes"] = "off", "off", "off"
+	}
+	if s.password != "" {
+		settings["hba_file"] = filepath.Join(s.pathForPostgres(), accessFile)
 	}
 	for k, v := range s.cfg.Settings {
 		settings[k] = v

@@ -12,6 +12,10 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
+// RestrictedCommand is the command of the runner's program that executes another program with the rules of package
+// landlock. Only landlock.Rules.Start uses it.
+const RestrictedCommand = "restricted"
+
 // ProtocolVersion is the version of the runner protocol that Hello states. An executor rejects another major version.
 const ProtocolVersion = 1
 

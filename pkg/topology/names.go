@@ -162,6 +162,10 @@ const (
 	BucketSkills = "skills"
 	// BucketSecrets is the key-value bucket of the encrypted values of secrets.
 	BucketSecrets = "secrets"
+	// BucketSignInCodes is the key-value bucket of codes that can be exchanged for a session credential.
+	BucketSignInCodes = "signin-codes"
+	// BucketSignInSessions is the key-value bucket of session credentials.
+	BucketSignInSessions = "signin-sessions"
 	// BucketBudgets is the key-value bucket of tenants' limits, budgets and usage.
 	BucketBudgets = "budgets"
 )

@@ -18,6 +18,9 @@ const (
 	DeadMaxAge     = 30 * 24 * time.Hour
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
+	// SignInCodeTTL is how long a code can be exchanged; SignInSessionTTL is how long the session credential is valid.
+	SignInCodeTTL    = time.Minute
+	SignInSessionTTL = 8 * time.Hour
 
 	// CommandsMaxMsgs and CommandsMaxBytes limit the waiting commands. Above the limits a new command is refused,
 	// which its sender notices; no older command is dropped.
@@ -209,6 +212,20 @@ func KeyValueBuckets() []KeyValueBucket {
 				TTL: IdempotencyTTL, Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<tenant>.<hash of the key>", Writes: "gateway", Reads: "gateway",
+		},
+		{
+			Config: jetstream.KeyValueConfig{
+				Bucket: BucketSignInCodes, Description: "Codes that can be exchanged once for a session credential: their SHA-256, and the key that created each.",
+				TTL: SignInCodeTTL, Storage: jetstream.FileStorage, History: 1,
+			},
+			Keys: "<first half of the SHA-256>", Writes: "gateway", Reads: "gateway",
+		},
+		{
+			Config: jetstream.KeyValueConfig{
+				Bucket: BucketSignInSessions, Description: "Session credentials: their SHA-256, and the key whose rights each has.",
+				TTL: SignInSessionTTL, Storage: jetstream.FileStorage, History: 1,
+			},
+			Keys: "<first half of the SHA-256>", Writes: "gateway", Reads: "gateway",
 		},
 		{
 			Config: jetstream.KeyValueConfig{

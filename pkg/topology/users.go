@@ -42,6 +42,8 @@ func gatewayUser() User {
 		Publish: concatLists(
 			[]string{accountInfoPermission, "cmd.*.*.*.*", FilesRequestSubject("*", "*"), FilesAckSubject("*")},
 			keyValuePermissions(BucketIdempotency), []string{"$KV." + BucketIdempotency + ".>"},
+			keyValuePermissions(BucketSignInCodes), []string{"$KV." + BucketSignInCodes + ".>"},
+			keyValuePermissions(BucketSignInSessions), []string{"$KV." + BucketSignInSessions + ".>"},
 			infoPermission(StreamCommands), writeObjectsPermissions(BucketWorkspaces),
 			// Uploads, and secrets that a client or the gateway encrypted: the gateway cannot decrypt them.
 			writeObjectsPermissions(BucketSkills), keyValuePermissions(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},

@@ -32,6 +32,7 @@ type Config struct {
 
 	Sandbox    string   `default:"local" env:"SPOOL_SANDBOX" help:"Provider of sandboxes: local (processes of this machine, for development), docker or modal (machines of modal.com)."`
 	HostPaths  []string `name:"host-paths" default:"" env:"SPOOL_HOST_PATHS" help:"Folders of this machine in which, and below which, local sandboxes may work when a session names one; / allows all. Empty or none allows no folder, except that empty allows all for spool up on loopback. Session services need the same value and the same folders."`
+	Landlock   string   `name:"local-landlock" default:"auto" env:"SPOOL_LOCAL_LANDLOCK" help:"Whether Landlock keeps the agents of local sandboxes from opening Spool's own files, such as keys: auto (where the kernel has Landlock) or off. With Landlock, agents can use neither sudo nor mount, and can neither create nor remove entries of the folders that contain the data folder."`
 	DockerHost string   `default:"" env:"SPOOL_DOCKER_HOST" help:"Address of the Docker engine, in the form of DOCKER_HOST; empty means the value of DOCKER_HOST, else the local socket."`
 	imagepolicy.ImageSettings
 	PullImages     bool    `name:"sandbox-images-pull" default:"false" env:"SPOOL_SANDBOX_IMAGES_PULL" help:"Pull such an image if it is not on the engine: the engine then connects to the registry in the image's name. Otherwise the image must be on the engine; sandbox-image and egress-image are pulled in any case."`
@@ -126,6 +127,12 @@ const (
 	ProviderModal  = "modal"
 )
 
+// The values of Config.Landlock.
+const (
+	LandlockAuto = "auto"
+	LandlockOff  = "off"
+)
+
 // DiskLimitWatch is the value of Config.DiskLimit with which no file system enforces the disk limit: only the runner
 // measures the disk usage.
 const DiskLimitWatch = docker.DiskLimitWatch
@@ -135,6 +142,9 @@ func (c Config) withDefaults() (Config, error) {
 	settings.SetDefaults(&c)
 	if c.Sandbox != ProviderLocal && c.Sandbox != ProviderDocker && c.Sandbox != ProviderModal {
 		return c, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, ProviderLocal, ProviderDocker, ProviderModal)
+	}
+	if c.Landlock != LandlockAuto && c.Landlock != LandlockOff {
+		return c, fmt.Errorf("local-landlock: %q is neither %s nor %s", c.Landlock, LandlockAuto, LandlockOff)
 	}
 	if _, err := imagepolicy.Parse("sandbox-images", c.SandboxImages); err != nil {
 		return c, err

@@ -1,11 +1,13 @@
 package executor
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 
 	"github.com/spoolhq/spool/pkg/hostpath"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
+	"github.com/spoolhq/spool/pkg/landlock"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/docker"
 	"github.com/spoolhq/spool/services/executor/internal/local"
@@ -34,10 +36,17 @@ func (c Config) newProvider(log *slog.Logger) (sandbox.Provider, error) {
 			DiskLimit: c.DiskLimit, Files: c.SandboxFiles, TmpBytes: c.SandboxTmp, Users: users, EgressSockets: sockets, Layers: c.layerConfig(), Logger: log,
 		})
 	case ProviderLocal:
-		return local.New(local.Config{
+		private := append([]string{c.DataDir}, c.Private...)
+		cfg := local.Config{
 			Dir: c.DataDir, Runner: c.Runner, Engine: c.Engine, Layers: c.layerConfig(), Logger: log,
-			HostPaths: hostpath.Policy{Roots: c.HostPaths, Private: append([]string{c.DataDir}, c.Private...)},
-		})
+			HostPaths: hostpath.Policy{Roots: c.HostPaths, Private: private},
+		}
+		if err := c.CheckLandlock(); err == nil {
+			cfg.Hidden = private
+		} else {
+			log.Warn("agents can open all files of this user, also Spool's keys: a local agent can approve its own calls", "reason", err)
+		}
+		return local.New(cfg)
 	case ProviderModal:
 		cfg, err := c.modalConfig(log)
 		if err != nil {
@@ -46,4 +55,15 @@ func (c Config) newProvider(log *slog.Logger) (sandbox.Provider, error) {
 		return modal.New(cfg)
 	}
 	return nil, fmt.Errorf("sandbox: %q is none of %s, %s and %s", c.Sandbox, ProviderLocal, ProviderDocker, ProviderModal)
+}
+
+// CheckLandlock returns nil if local sandboxes cannot open Spool's own files, or else why they can.
+func (c Config) CheckLandlock() error {
+	switch {
+	case c.Landlock == LandlockOff:
+		return errors.New("SPOOL_LOCAL_LANDLOCK is off")
+	case !landlock.Supported():
+		return landlock.ErrUnsupported
+	}
+	return nil
 }

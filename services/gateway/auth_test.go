@@ -154,7 +154,7 @@ func TestRootKey_OnlyManagesKeysLimitsAndBudgets(t *testing.T) {
 		service := services.Get(i)
 		for j := range service.Methods().Len() {
 			m := service.Methods().Get(j)
-			if allowed[string(service.FullName())] {
+			if allowed[string(service.FullName())] || m.Name() == "ExchangeSignInCode" { // which ignores keys
 				continue
 			}
 			calls++

@@ -45,6 +45,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/rest"
 	"github.com/spoolhq/spool/services/gateway/internal/rpc"
+	"github.com/spoolhq/spool/services/gateway/internal/signin"
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 )
@@ -58,11 +59,16 @@ type Deps struct {
 	Logger     *slog.Logger // nil discards
 	// Metrics is a second registry for the gateway's metrics, in addition to its own /metrics; nil for none.
 	Metrics prometheus.Registerer
+	// LocalKey, from NewKey, has the rights of a client of a gateway without keys. "" means none.
+	LocalKey string
 	// Sealer stores the values of secrets; nil for one that encrypts to Config.SecretsRecipient.
 	Sealer Sealer
 	// Now is the clock for new ids; nil for time.Now. Expiry of keys does not depend on it.
 	Now func() time.Time
 }
+
+// NewKey returns a new random key in the form of an API key, for Deps.LocalKey.
+func NewKey() (string, error) { return auth.NewKey(rand.Reader) }
 
 // Gateway is one replica of the service.
 type Gateway struct {
@@ -131,7 +137,8 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}
-	authenticator, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, Keys: g.store})
+	signIns := signin.New(signin.Config{JetStream: js, Now: g.deps.Now, Entropy: rand.Reader})
+	authenticator, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, LocalKey: g.deps.LocalKey, Keys: g.store, Sessions: signIns, Now: g.deps.Now})
 	if err != nil {
 		return err
 	}
@@ -150,7 +157,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	player := replay.New(replay.Config{Partitions: g.deps.Partitions, Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
-		Dead: dead.New(js), Quota: stored, Admission: admissions,
+		Auth: authenticator, SignIn: signIns, Dead: dead.New(js), Quota: stored, Admission: admissions,
 		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.storageWatch, Quota: stored.CheckLimit, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,

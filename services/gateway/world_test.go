@@ -53,6 +53,7 @@ type world struct {
 	sessions    map[string]*fakeSession
 	entries     map[string]*versions.State // catalogue entries by id
 	sealer      gateway.Sealer             // the gateways' Sealer; nil for none
+	localKey    string                     // of the gateways that are started next
 	now         func() time.Time           // the gateways' clock; nil for time.Now
 	unannounced bool                       // commits rows and stores text without announcing them
 	frames      map[int]uint64             // number of the last frame, by partition
@@ -152,7 +153,7 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	if cfg.GRPCListen == "" {
 		cfg.GRPCListen = "127.0.0.1:0"
 	}
-	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: topology.DefaultPartitions, Logger: natstest.Logger(w.t), Sealer: w.sealer, Now: w.now})
+	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: topology.DefaultPartitions, Logger: natstest.Logger(w.t), Sealer: w.sealer, Now: w.now, LocalKey: w.localKey})
 	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

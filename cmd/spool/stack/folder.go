@@ -17,7 +17,8 @@ type Connection struct {
 	GRPCAddr    string `json:"grpcAddr"`
 	NATSURL     string `json:"natsUrl"` // URL of NATS with the password of user admin
 	DatabaseURL string `json:"databaseUrl"`
-	LogKeys     string `json:"logKeys"` // the keys with which all writers of the log sign commits
+	LogKeys     string `json:"logKeys"`  // the keys with which all writers of the log sign commits
+	LocalKey    string `json:"localKey"` // the key with which the user of this machine calls the gateway
 }
 
 // ErrRunning is returned for a data folder that another stack has locked.

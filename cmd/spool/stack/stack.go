@@ -59,6 +59,7 @@ type Stack struct {
 	group   *errgroup.Group
 	conns   []*nats.Conn
 	pool    *pgxpool.Pool
+	key     string         // the local key
 	proxy   *egressProcess // the egress proxy; nil with local sandboxes
 	done    chan struct{}
 	err     error
@@ -88,6 +89,9 @@ func Start(ctx context.Context, cfg Config) (_ *Stack, err error) {
 
 // URL returns the address of the gateway.
 func (s *Stack) URL() string { return s.gate.URL() }
+
+// LocalKey returns the key with which the user of this machine calls the gateway.
+func (s *Stack) LocalKey() string { return s.key }
 
 // GRPCAddr returns the gRPC address of the gateway.
 func (s *Stack) GRPCAddr() string { return s.gate.GRPCAddr().String() }
@@ -138,6 +142,10 @@ func (s *Stack) startServices(ctx, run context.Context) error {
 	if err := s.setHeadsKey(); err != nil {
 		return err
 	}
+	var err error
+	if s.key, err = loadLocalKey(s.cfg.DataDir); err != nil {
+		return err
+	}
 	if err := readmodel.Migrate(ctx, s.storage.DatabaseURL); err != nil {
 		return err
 	}
@@ -169,7 +177,7 @@ func (s *Stack) startServices(ctx, run context.Context) error {
 	if err := readmodel.AwaitCaughtUp(ctx, pool, s.storage.partitions); err != nil {
 		return err
 	}
-	return s.storage.writeConnectionFile(s.URL(), s.GRPCAddr())
+	return s.storage.writeConnectionFile(s)
 }
 
 // serviceLogger returns the logger of a service.
@@ -236,7 +244,7 @@ func (s *Stack) startExecutor(ctx, run context.Context, nc *nats.Conn, log event
 }
 
 func (s *Stack) startGateway(ctx, run context.Context, nc *nats.Conn, log eventlog.Log) error {
-	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, Partitions: log.Partitioning(), Logger: s.serviceLogger("gateway")})
+	svc, err := gateway.New(s.cfg.Gateway, gateway.Deps{NATS: nc, Pool: s.pool, LocalKey: s.key, Partitions: log.Partitioning(), Logger: s.serviceLogger("gateway")})
 	if err != nil {
 		return err
 	}
@@ -349,12 +357,12 @@ func (b *Storage) startPostgres(ctx context.Context) error {
 	if b.DatabaseURL != "" {
 		return nil
 	}
-	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.cfg.DataDir, "postgres"), Logger: b.cfg.Logger})
+	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.cfg.DataDir, "postgres"), RequirePassword: true, Logger: b.cfg.Logger})
 	if err != nil {
 		return err
 	}
 	b.postgres, b.DatabaseURL, b.GatewayDatabaseURL = pg, pg.RoleURL(readmodel.ProjectorRole), pg.RoleURL(readmodel.GatewayRole)
-	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{})
+	return readmodel.CreateRoles(ctx, pg.URL(), readmodel.Passwords{Projector: pg.Password(), Gateway: pg.Password()})
 }
 
 // startNATS starts the NATS server. The server also listens on loopback, with a port and a password that only the
@@ -445,14 +453,14 @@ func (b *Storage) Connect(user string) (*nats.Conn, eventlog.Log, error) {
 	return nc, log, nil
 }
 
-// writeConnectionFile writes the file with which other processes on this machine find the running stack.
-func (b *Storage) writeConnectionFile(gatewayURL, grpcAddr string) error {
+// writeConnectionFile writes the file with which other processes on this machine find the running stack s.
+func (b *Storage) writeConnectionFile(s *Stack) error {
 	u, err := url.Parse(b.nats.ClientURL())
 	if err != nil {
 		return fmt.Errorf("address of NATS: %w", err)
 	}
 	u.User = url.UserPassword(topology.UserAdmin, b.nats.Password(topology.UserAdmin))
 	return writeConnection(b.cfg.DataDir, Connection{
-		PID: os.Getpid(), URL: gatewayURL, GRPCAddr: grpcAddr, NATSURL: u.String(), DatabaseURL: b.DatabaseURL, LogKeys: b.logKeys,
+		PID: os.Getpid(), URL: s.URL(), GRPCAddr: s.GRPCAddr(), LocalKey: s.key, NATSURL: u.String(), DatabaseURL: b.DatabaseURL, LogKeys: b.logKeys,
 	})
 }

@@ -7,10 +7,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
+	"github.com/spoolhq/spool/cmd/spool/stack"
 	"github.com/spoolhq/spool/services/executor"
 )
 
@@ -32,6 +34,22 @@ func NewUpInstallation(t testing.TB) *UpInstallation {
 		"SPOOL_DATA_DIR="+filepath.Join(dir, "data"), "SPOOL_RUNNER="+runner, "SPOOL_LISTEN=127.0.0.1:0", "SPOOL_GRPC_LISTEN=127.0.0.1:0",
 		"SPOOL_SANDBOX="+executor.ProviderLocal, "SPOOL_MOCK_LLM=true",
 	)}
+}
+
+// DataDir returns the data folder of the installation.
+func (u *UpInstallation) DataDir() string { return filepath.Join(u.dir, "data") }
+
+// UpConnection is the address and the process of a running `spool up`.
+type UpConnection struct {
+	URL, PID string
+}
+
+// Connection reads how to reach the running `spool up`.
+func (u *UpInstallation) Connection() UpConnection {
+	u.t.Helper()
+	c, err := stack.FindRunning(u.DataDir())
+	requireNoError(u.t, err)
+	return UpConnection{c.URL, strconv.Itoa(c.PID)}
 }
 
 // spoolCommand returns a command of the spool program with args. variables are environment variables, which override the

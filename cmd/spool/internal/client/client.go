@@ -55,6 +55,7 @@ type Client struct {
 	Environments spoolv1.EnvironmentsClient
 	Skills       spoolv1.SkillsClient
 	Keys         spoolv1.KeysClient
+	SignIn       spoolv1.SignInClient
 	Limits       spoolv1.LimitsClient
 	Budgets      spoolv1.BudgetsClient
 	DeadLetters  spoolv1.DeadLettersClient
@@ -95,6 +96,7 @@ func New(cfg Config) (*Client, error) {
 	c.Approvals = spoolv1.NewApprovalsClient(restConn{c})
 	c.Sessions, c.Executions, c.events = spoolv1.NewSessionsClient(restConn{c}), spoolv1.NewExecutionsClient(restConn{c}), spoolv1.NewEventsClient(restConn{c})
 	c.Environments, c.Skills, c.Keys = spoolv1.NewEnvironmentsClient(restConn{c}), spoolv1.NewSkillsClient(restConn{c}), spoolv1.NewKeysClient(restConn{c})
+	c.SignIn = spoolv1.NewSignInClient(restConn{c})
 	c.Limits, c.Budgets = spoolv1.NewLimitsClient(restConn{c}), spoolv1.NewBudgetsClient(restConn{c})
 	c.DeadLetters, c.Audit = spoolv1.NewDeadLettersClient(restConn{c}), spoolv1.NewAuditClient(restConn{c})
 	return c, nil

@@ -90,6 +90,7 @@ type commandLine struct {
 	Budgets           budgetsCommand           `cmd:"" help:"Set, list and remove the budgets of tenants per day, per month or in total."`
 	Limits            limitsCommand            `cmd:"" help:"Set, list and remove the limits of tenants."`
 	Audit             auditCommand             `cmd:"" help:"List who did what, newest first, with key, end user and address."`
+	Open              openCommand              `cmd:"" help:"Print a URL with a code with which a page signs in, once and within 60 seconds."`
 	Dead              deadCommand              `cmd:"" help:"List, show, retry and drop dead letters: messages whose processing was given up."`
 	Keys              keysCommand              `cmd:"" help:"Create, list and revoke API keys."`
 	Doctor            doctorCommand            `cmd:"" help:"Check what Spool needs on this machine, and suggest remedies."`
@@ -109,8 +110,8 @@ func CLIModel() (*kong.Application, error) {
 func newParser(c *commandLine, options ...kong.Option) (*kong.Kong, error) {
 	return kong.New(c, append(options, kong.Name("spool"),
 		kong.Vars(settings.DefaultVariables("daemon", daemon.Settings{}, "NATSURL")),
-		kong.Vars(settings.DefaultVariables("executor", executor.Config{}, "Sandbox", "DiskLimit")),
-		kong.Vars(settings.DefaultVariables("gateway", gateway.Config{}, "Listen", "GRPCListen", "Auth")),
+		kong.Vars(settings.DefaultVariables("executor", executor.Config{}, "Sandbox", "DiskLimit", "Landlock")),
+		kong.Vars(settings.DefaultVariables("gateway", gateway.Config{}, "Listen", "GRPCListen")),
 		kong.Vars(settings.DefaultVariables("janitor", janitor.Config{}, "Grace", "Uploads", "Snapshots")))...)
 }
 

@@ -51,6 +51,7 @@ type doctorCommand struct {
 	EnvFile  string `name:"env-file" default:"deploy/.env" help:"With --security: the file with the passwords of compose."`
 
 	Sandbox      string `default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Sandbox provider: local, docker or modal."`
+	Landlock     string `name:"local-landlock" default:"${executor_Landlock}" env:"SPOOL_LOCAL_LANDLOCK" help:"Whether Landlock keeps local agents from opening Spool's own files: auto or off."`
 	DockerHost   string `env:"SPOOL_DOCKER_HOST" placeholder:"URL" help:"URL of the Docker engine, with --sandbox docker."`
 	SandboxImage string `env:"SPOOL_SANDBOX_IMAGE" placeholder:"IMAGE" help:"Image of Docker sandboxes."`
 	DiskLimit    string `name:"sandbox-disk-limit" default:"${executor_DiskLimit}" env:"SPOOL_SANDBOX_DISK_LIMIT" help:"Mechanism that enforces the disk limits of Docker sandboxes; doctor tries it."`
@@ -93,6 +94,9 @@ type doctorChecks struct {
 // diskLimitCheckName is the name of the check that tries the disk limits of Docker sandboxes. It starts containers.
 const diskLimitCheckName = "disk limits"
 
+// localAgentsCheckName is the name of the check of what the agents of local sandboxes can open.
+const localAgentsCheckName = "local agents"
+
 // modalCheckName is the name of the check that starts a sandbox at Modal.
 const modalCheckName = "Modal"
 
@@ -125,6 +129,7 @@ func (x *doctorChecks) requestedChecks(ctx context.Context) []doctorCheck {
 		{"Postgres", x.checkPostgres},
 		{"runner", x.checkRunner},
 		{"kernel", x.checkKernel},
+		{localAgentsCheckName, x.checkLocalAgents},
 		{diskLimitCheckName, x.checkDiskLimit},
 		{"Claude Code", x.checkClaude},
 		{"models", x.checkModels},
@@ -371,6 +376,18 @@ func (x *doctorChecks) checkModal(ctx context.Context) finding {
 		return failedFinding(strings.Join(append(found, err.Error()), "; "), remedy)
 	}
 	return okFinding("%s", strings.Join(found, "; "))
+}
+
+// checkLocalAgents checks whether the agents of local sandboxes can open the data folder, which contains the local key.
+func (x *doctorChecks) checkLocalAgents(context.Context) finding {
+	if x.Sandbox != executor.ProviderLocal {
+		return okFinding("sandboxes are of provider %s", x.Sandbox)
+	}
+	if err := (executor.Config{Landlock: x.Landlock}).CheckLandlock(); err != nil {
+		return noteFinding(fmt.Sprintf("they can open %s, and with the key in it a local agent can approve its own calls: %v", x.dir, err),
+			`use --sandbox docker for agents that you do not trust: docs/security.md, "Local agents"`)
+	}
+	return okFinding("Landlock is in force: they cannot open %s", x.dir)
 }
 
 func (x *doctorChecks) checkClaude(ctx context.Context) finding {

@@ -49,6 +49,7 @@ func (x *securityChecks) allChecks() []doctorCheck {
 	return []doctorCheck{
 		{"transport", x.checkGatewayTLS},
 		{"keys required", x.checkAPIRequiresKey},
+		{localAgentsCheckName, x.checkLocalAgents},
 		{"metrics closed", x.checkMetricsRequireKey},
 		{"secret files", x.checkSecretFiles},
 		{"database roles", x.checkDatabaseRoles},
@@ -179,11 +180,11 @@ func isLoopback(host string) bool {
 }
 
 func (x *securityChecks) checkAPIRequiresKey(ctx context.Context) finding {
-	return x.checkPathRequiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY")
+	return x.checkPathRequiresKey(ctx, "/api/sessions", "set SPOOL_AUTH=keys and SPOOL_ROOT_KEY; spool up: leave out --no-auth")
 }
 
 func (x *securityChecks) checkMetricsRequireKey(ctx context.Context) finding {
-	return x.checkPathRequiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys: the gateway's metrics then need the root key")
+	return x.checkPathRequiresKey(ctx, "/metrics", "set SPOOL_AUTH=keys, or start spool up without --no-auth: the gateway's metrics then need the root key or the local key")
 }
 
 // checkPathRequiresKey checks that the server rejects requests for a path that have no API key.
@@ -212,14 +213,17 @@ func (x *securityChecks) checkPathRequiresKey(ctx context.Context, path, remedy 
 	case res.StatusCode >= http.StatusInternalServerError:
 		return noteFinding(fmt.Sprintf("%s responds with %d", address, res.StatusCode), "try again when the server is ready")
 	case isLoopback(req.URL.Hostname()):
-		return noteFinding(fmt.Sprintf("%s is served without a key to everybody on this machine", path), remedy)
+		return noteFinding(fmt.Sprintf("%s is served without a key to every program on this machine, also to local agents, which can approve their own calls", path), remedy)
 	}
 	return failedFinding(fmt.Sprintf("%s is served without a key", address), remedy)
 }
 
 // checkSecretFiles checks that the files with passwords and keys can be read by their owner only.
 func (x *securityChecks) checkSecretFiles(context.Context) finding {
-	files := []string{x.EnvFile, filepath.Join(x.dir, "log.keys"), filepath.Join(x.dir, "secrets.key")}
+	files := []string{x.EnvFile}
+	for _, name := range []string{"local.key", "spool.json", "log.keys", "heads.key", "secrets.key"} {
+		files = append(files, filepath.Join(x.dir, name))
+	}
 	var seen, open []string
 	for _, f := range files {
 		info, err := os.Stat(f)

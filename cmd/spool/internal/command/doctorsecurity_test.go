@@ -114,7 +114,7 @@ func TestDoctorSecurity_FindsEachMisconfiguration(t *testing.T) {
 	}{
 		"clear text from afar":       {change: func(_ *testing.T, x *securityChecks) { x.URL = "http://spool.example.com" }, check: "transport", status: "failed", says: "neither TLS nor loopback"},
 		"TLS from afar":              {change: func(_ *testing.T, x *securityChecks) { x.URL = "https://user:pass@spool.example.com" }, check: "transport", status: "ok", says: "https://user:xxxxx@"},
-		"no key":                     {answers: 200, check: "keys required", status: "note", says: "everybody on this machine"},
+		"no key":                     {answers: 200, check: "keys required", status: "note", says: "every program on this machine"},
 		"a server that fails":        {answers: 503, check: "keys required", status: "note", says: "503"},
 		"open metrics":               {answers: 200, check: "metrics closed", status: "note", says: "/metrics"},
 		"passwords for all":          {change: file(".env", 0o644), check: "secret files", status: "failed", says: ".env (0644)"},

@@ -232,6 +232,9 @@ func (l *fakeLocal) Start(_ context.Context, o StackOptions) (Stack, error) {
 }
 func (l *fakeLocal) Open(context.Context, StackOptions) (Installation, error) { return l.open() }
 
+// fakeLocalKey is the local key of a fakeStack.
+const fakeLocalKey = "spool_sk_local"
+
 // fakeStack is a fake stack, whose gateway is a fakeServer.
 type fakeStack struct {
 	url    string
@@ -243,6 +246,7 @@ type fakeStack struct {
 func newFakeStack(url string) *fakeStack { return &fakeStack{url: url, done: make(chan struct{})} }
 
 func (s *fakeStack) URL() string           { return s.url }
+func (s *fakeStack) LocalKey() string      { return fakeLocalKey }
 func (s *fakeStack) Done() <-chan struct{} { return s.done }
 func (s *fakeStack) Err() error            { return s.err }
 func (s *fakeStack) Close() error {

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -12,6 +13,7 @@ import (
 type keysCommand struct {
 	Create keysCreateCommand `cmd:"" help:"Create an API key and show it, only this once."`
 	Ls     keysLsCommand     `cmd:"" help:"List keys, including revoked ones."`
+	Local  keysLocalCommand  `cmd:"" help:"Print the local key of the stack that runs on the data folder."`
 	Revoke keysRevokeCommand `cmd:"" help:"Revoke keys and the keys that they created."`
 }
 
@@ -43,6 +45,38 @@ func (c *keysCreateCommand) Run(a *app) error {
 		_, err = writeln(a.Out, doc.Value.Key)
 		return err
 	})
+}
+
+type keysLocalCommand struct {
+	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of the stack; by default spool in the user's data folder."`
+}
+
+// Run prints the local key of a running stack.
+func (c *keysLocalCommand) Run(a *app) error {
+	running, err := runningStackOn(a, c.Data)
+	if err == nil {
+		_, err = writeln(a.Out, running.LocalKey)
+	}
+	return err
+}
+
+// runningStackOn returns how to reach the stack on a data folder, or an error if no stack with a local key runs there.
+// dataFlag is the value of the flag with the data folder.
+func runningStackOn(a *app, dataFlag string) (StackConnection, error) {
+	dir, err := dataDirOrDefault(a, dataFlag)
+	if err != nil {
+		return StackConnection{}, err
+	}
+	running, ok, err := a.Local.Find(dir)
+	switch {
+	case err != nil:
+		return running, err
+	case !ok:
+		return running, fmt.Errorf("no stack runs on %s: start it with `spool up`, or name its folder with --data", dir)
+	case running.LocalKey == "":
+		return running, fmt.Errorf("the stack on %s is of an earlier version and has no local key: start it again", dir)
+	}
+	return running, nil
 }
 
 type keysLsCommand struct{ tenantFlags }

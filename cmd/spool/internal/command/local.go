@@ -35,6 +35,7 @@ type StackConnection struct {
 	NATSURL     string
 	DatabaseURL string
 	LogKeys     string
+	LocalKey    string // the key of this machine's user; "" for a stack of an earlier version
 }
 
 // StackOptions are the options with which a stack is started. DataDir is required.
@@ -46,7 +47,7 @@ type StackOptions struct {
 	TLSCert     string        // PEM file of the gateway's certificate; empty serves without TLS
 	TLSKey      string        // PEM file of its private key
 	TLSProxy    bool          // a proxy in front of the gateway terminates TLS
-	Auth        string        // off or keys; "" means the value from the environment
+	Auth        string        // off or keys; "" means the value from the environment, or else keys
 	RootKey     string        // creates the first keys; "" means the value from the environment
 	Sandbox     string        // provider of sessions that name none; "" means the only provider
 	MaxStore    int64         // disk limit of the NATS streams in bytes; 0 means their present size plus three quarters of the free disk
@@ -59,6 +60,8 @@ type StackOptions struct {
 // Stack is a running set of all services of Spool in this process.
 type Stack interface {
 	URL() string
+	// LocalKey returns the key with which the user of this machine calls the stack.
+	LocalKey() string
 	// Done returns a channel that is closed when the stack has ended, by Close or by itself. Err then returns the
 	// reason.
 	Done() <-chan struct{}

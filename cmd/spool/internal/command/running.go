@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -194,7 +195,7 @@ func (r *queryRun) findOrStartServer(ctx context.Context, cancel context.CancelC
 		<-r.stack.Done()
 		cancel(fmt.Errorf("the stack that was started for this run ended: %w", errors.Join(r.stack.Err(), errStackEnded)))
 	}()
-	return client.New(client.Config{URL: r.stack.URL(), Key: r.cmd.Key})
+	return client.New(client.Config{URL: r.stack.URL(), Key: cmp.Or(r.cmd.Key, r.stack.LocalKey())})
 }
 
 // errStackEnded is returned if the stack that this run has started ends before the run.

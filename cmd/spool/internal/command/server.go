@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
@@ -27,7 +28,7 @@ const stackGoneTimeout = 3 * time.Second
 // serverFlags are the flags of commands that send requests to a server.
 type serverFlags struct {
 	URL  string `env:"SPOOL_URL" placeholder:"http://${gateway_Listen}" help:"URL of the gateway; by default the default address of spool up, or else the stack on the data folder."`
-	Key  string `env:"SPOOL_API_KEY" help:"API key, for a server that requires one."`
+	Key  string `env:"SPOOL_API_KEY" help:"API key; by default the local key of the stack on the data folder, which is sent to that stack only."`
 	CA   string `name:"ca-file" env:"SPOOL_CA_FILE" placeholder:"FILE" help:"PEM file of the authorities that verify the certificate of an https server; by default the system's."`
 	Data string `env:"SPOOL_DATA_DIR" placeholder:"DIR" help:"Data folder of a local stack; by default spool in the user's data folder."`
 	JSON bool   `help:"Print one JSON object per line."`
@@ -82,18 +83,19 @@ type tenantFlags struct {
 // reports whether the server is a stack on the data folder, which may end with the run that has started it. It does not
 // check whether a server that the flags name responds.
 func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, local bool, err error) {
+	running, ok, err := s.findRunningStack(a)
 	if s.URL != "" {
-		c, err := client.New(client.Config{URL: s.URL, Key: s.Key, CAFile: s.CA})
+		// A data folder that cannot be read does not concern a server that the flags name.
+		c, err := client.New(client.Config{URL: s.URL, Key: s.keyFor(s.URL, running), CAFile: s.CA})
 		if err != nil {
 			return nil, false, &exitError{ExitUsage, err}
 		}
 		return c, false, nil
 	}
-	var urls []string
-	running, ok, err := s.findRunningStack(a)
 	if err != nil {
 		return nil, false, err
 	}
+	var urls []string
 	if ok {
 		urls = append(urls, running.URL)
 	}
@@ -105,7 +107,7 @@ func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, 
 	var first error
 	for _, u := range urls {
 		local := ok && u == running.URL
-		cfg := client.Config{URL: u, Key: s.Key, CAFile: s.CA}
+		cfg := client.Config{URL: u, Key: s.keyFor(u, running), CAFile: s.CA}
 		if local {
 			cfg.GiveUp = stackGoneTimeout
 		}
@@ -130,6 +132,15 @@ func (s serverFlags) findServer(ctx context.Context, a *app) (c *client.Client, 
 		}
 	}
 	return nil, false, first
+}
+
+// keyFor returns the key for requests to a URL: the key of the flags, or else the local key of the running stack if this
+// stack serves exactly that URL. Another server, such as one on another address of localhost, does not receive it.
+func (s serverFlags) keyFor(url string, running StackConnection) string {
+	if s.Key == "" && strings.TrimRight(url, "/") == running.URL {
+		return running.LocalKey
+	}
+	return s.Key
 }
 
 // findRunningStack returns how to reach the stack that runs on the data folder, if there is one.

@@ -7,6 +7,7 @@ import (
 	"net"
 
 	"github.com/spoolhq/spool/pkg/daemon"
+	"github.com/spoolhq/spool/services/gateway"
 )
 
 type upCommand struct {
@@ -17,7 +18,9 @@ type upCommand struct {
 	TLSKey     string `name:"tls-key" env:"SPOOL_TLS_KEY" placeholder:"FILE" help:"PEM file of the private key of --tls-cert."`
 	TLSProxy   bool   `name:"behind-tls-proxy" default:"false" env:"SPOOL_BEHIND_TLS_PROXY" help:"A proxy in front of the gateway terminates TLS: allow addresses other than loopback without --tls-cert."`
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; by default a private one in the data folder."`
-	Auth       string `enum:"off,keys" default:"${gateway_Auth}" env:"SPOOL_AUTH" help:"Authentication of clients: keys, or off, which serves everybody and only on loopback."`
+	Auth       string `enum:"off,keys" default:"keys" env:"SPOOL_AUTH" help:"Authentication of clients: keys requires the local key, which the stack creates in the data folder, or an API key; off serves every program on this machine, and only on loopback."`
+	NoAuth     bool   `name:"no-auth" help:"The same as --auth off."`
+	Open       bool   `help:"Print the URL of spool open when the stack is ready."`
 	RootKey    string `env:"SPOOL_ROOT_KEY" help:"A key of 32 characters or more that may only create API keys and set limits and budgets."`
 	Sandbox    string `enum:"local,docker,modal" default:"${executor_Sandbox}" env:"SPOOL_SANDBOX" help:"Where agents run: local (on this machine without isolation), docker (a container per session) or modal (a sandbox of modal.com per session)."`
 	MaxStore   int64  `env:"SPOOL_MAX_STORE" placeholder:"BYTES" help:"Disk limit of the streams and buckets of NATS in bytes, 671088640 or more; by default their present size plus three quarters of the free disk."`
@@ -41,6 +44,12 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
+	if c.NoAuth {
+		c.Auth = gateway.AuthOff
+	}
+	if c.Auth == gateway.AuthOff {
+		writeln(a.Err, "warning: authentication is off: every program on this machine may use Spool, and a local agent can approve its own calls")
+	}
 	ctx, cancel := a.interruptibleContext()
 	defer cancel()
 	daemon.SetGCPercent()
@@ -61,6 +70,12 @@ func (c *upCommand) Run(a *app) (err error) {
 	}
 	if _, err := writef(a.Out, "ready %s\n", stack.URL()); err != nil {
 		return errors.Join(err, stack.Close())
+	}
+	if c.Open {
+		open := openCommand{serverFlags{URL: stack.URL(), Key: stack.LocalKey(), CA: c.TLSCert}}
+		if err := open.Run(a); err != nil {
+			return errors.Join(err, stack.Close())
+		}
 	}
 	select {
 	case <-ctx.Done():

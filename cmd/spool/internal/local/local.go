@@ -14,6 +14,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/spool/internal/command"
 	"github.com/spoolhq/spool/cmd/spool/stack"
+	"github.com/spoolhq/spool/services/gateway"
 )
 
 // Machine implements command.LocalMachine: it finds and starts stacks on this machine.
@@ -32,7 +33,7 @@ func (Machine) Find(dir string) (c command.StackConnection, ok bool, err error) 
 	if err != nil {
 		return c, false, err
 	}
-	return command.StackConnection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL, LogKeys: found.LogKeys}, true, nil
+	return command.StackConnection{PID: found.PID, URL: found.URL, NATSURL: found.NATSURL, DatabaseURL: found.DatabaseURL, LogKeys: found.LogKeys, LocalKey: found.LocalKey}, true, nil
 }
 
 // Start starts a stack. The settings of its services come from the SPOOL_* variables; options take precedence.
@@ -109,6 +110,8 @@ func stackConfig(o command.StackOptions) (stack.Config, error) {
 	c.Gateway.TLSCert, c.Gateway.TLSKey, c.Gateway.BehindTLSProxy = o.TLSCert, o.TLSKey, o.TLSProxy
 	if o.Auth != "" {
 		c.Gateway.Auth, c.Gateway.RootKey = o.Auth, o.RootKey
+	} else if os.Getenv("SPOOL_AUTH") == "" { // a stack on one machine makes a key of its own, so it can require one
+		c.Gateway.Auth = gateway.AuthKeys
 	}
 	if o.Sandbox != "" {
 		c.Executor.Sandbox = o.Sandbox

@@ -18,7 +18,8 @@ var OpenAPI []byte
 // 201 if the method creates something, 202 if the request is stored and takes effect later, otherwise 200.
 func SuccessStatus(method string) int {
 	switch method {
-	case Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Keys_CreateKey_FullMethodName:
+	case Sessions_CreateSession_FullMethodName, Sessions_ForkSession_FullMethodName, Keys_CreateKey_FullMethodName,
+		SignIn_CreateSignInCode_FullMethodName, SignIn_ExchangeSignInCode_FullMethodName:
 		return http.StatusCreated
 	case Sessions_PostMessage_FullMethodName, Sessions_InterruptSession_FullMethodName,
 		Sessions_SyncSession_FullMethodName, Sessions_TerminateEnvironment_FullMethodName,

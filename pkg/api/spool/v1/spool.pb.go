@@ -9320,6 +9320,211 @@ func (x *CreateKeyResponse) GetExpiresAt() *timestamppb.Timestamp {
 	return nil
 }
 
+type CreateSignInCodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSignInCodeRequest) Reset() {
+	*x = CreateSignInCodeRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSignInCodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSignInCodeRequest) ProtoMessage() {}
+
+func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
+func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+}
+
+type CreateSignInCodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The code, spool_sc_…. Only this response contains it. A page receives it in the fragment of its URL, #code=…, which a
+	// browser does not send to servers.
+	Code string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	// How long the code can be exchanged, in milliseconds.
+	ValidMs       uint32 `protobuf:"varint,2,opt,name=valid_ms,json=validMs,proto3" json:"valid_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateSignInCodeResponse) Reset() {
+	*x = CreateSignInCodeResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateSignInCodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateSignInCodeResponse) ProtoMessage() {}
+
+func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
+func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *CreateSignInCodeResponse) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *CreateSignInCodeResponse) GetValidMs() uint32 {
+	if x != nil {
+		return x.ValidMs
+	}
+	return 0
+}
+
+type ExchangeSignInCodeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExchangeSignInCodeRequest) Reset() {
+	*x = ExchangeSignInCodeRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExchangeSignInCodeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExchangeSignInCodeRequest) ProtoMessage() {}
+
+func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
+func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+}
+
+func (x *ExchangeSignInCodeRequest) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+type ExchangeSignInCodeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session credential, spool_ss_…, which is sent as an API key is: Authorization: Bearer spool_ss_…. Only this
+	// response contains it.
+	Credential    string                 `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Role          string                 `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExchangeSignInCodeResponse) Reset() {
+	*x = ExchangeSignInCodeResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExchangeSignInCodeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExchangeSignInCodeResponse) ProtoMessage() {}
+
+func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
+func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *ExchangeSignInCodeResponse) GetCredential() string {
+	if x != nil {
+		return x.Credential
+	}
+	return ""
+}
+
+func (x *ExchangeSignInCodeResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *ExchangeSignInCodeResponse) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *ExchangeSignInCodeResponse) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
 type ListDeadLettersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100; 0 means 50. A page may contain fewer.
@@ -9332,7 +9537,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9344,7 +9549,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9357,7 +9562,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -9385,7 +9590,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9397,7 +9602,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9410,7 +9615,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -9453,7 +9658,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9465,7 +9670,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9478,7 +9683,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -9562,7 +9767,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9574,7 +9779,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9587,7 +9792,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -9636,7 +9841,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9648,7 +9853,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9661,7 +9866,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -9701,7 +9906,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9713,7 +9918,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9726,7 +9931,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -9805,7 +10010,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9817,7 +10022,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9830,7 +10035,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -9891,7 +10096,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9903,7 +10108,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9916,7 +10121,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -9935,7 +10140,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9947,7 +10152,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9960,7 +10165,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -9979,7 +10184,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9991,7 +10196,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10004,7 +10209,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -10023,7 +10228,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10035,7 +10240,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10048,7 +10253,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -10067,7 +10272,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10079,7 +10284,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10092,7 +10297,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -10112,7 +10317,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10124,7 +10329,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10137,7 +10342,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -10156,7 +10361,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10168,7 +10373,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10181,7 +10386,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -10214,7 +10419,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10226,7 +10431,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10239,7 +10444,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *Key) GetKeyId() string {
@@ -10316,7 +10521,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10328,7 +10533,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10341,7 +10546,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -10370,7 +10575,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10382,7 +10587,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10395,7 +10600,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -10433,7 +10638,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10445,7 +10650,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10458,7 +10663,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -10493,7 +10698,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10505,7 +10710,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10518,7 +10723,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -10553,7 +10758,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10565,7 +10770,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10578,7 +10783,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -10597,7 +10802,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10609,7 +10814,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10622,7 +10827,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -10652,7 +10857,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10664,7 +10869,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10677,7 +10882,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -10741,7 +10946,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10753,7 +10958,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10766,7 +10971,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -10794,7 +10999,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10806,7 +11011,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10819,7 +11024,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -10873,7 +11078,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10885,7 +11090,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10898,7 +11103,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -10983,7 +11188,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10995,7 +11200,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11008,7 +11213,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -11035,7 +11240,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11047,7 +11252,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11060,7 +11265,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -11088,7 +11293,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11100,7 +11305,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11113,7 +11318,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -11136,7 +11341,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11148,7 +11353,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11161,7 +11366,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -11195,7 +11400,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11207,7 +11412,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11220,7 +11425,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -11240,7 +11445,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11252,7 +11457,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11265,7 +11470,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -11300,7 +11505,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11312,7 +11517,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11325,7 +11530,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *Reference) GetScope() string {
@@ -11371,7 +11576,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11383,7 +11588,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11396,7 +11601,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -11441,7 +11646,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11453,7 +11658,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11466,7 +11671,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -11499,7 +11704,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11511,7 +11716,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11524,7 +11729,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -11548,7 +11753,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11560,7 +11765,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11573,7 +11778,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -11608,7 +11813,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11620,7 +11825,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11633,7 +11838,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -11661,7 +11866,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11673,7 +11878,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11686,7 +11891,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -11719,7 +11924,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11731,7 +11936,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11744,7 +11949,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -11793,7 +11998,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11805,7 +12010,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11818,7 +12023,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -11856,7 +12061,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11868,7 +12073,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11881,7 +12086,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -11916,7 +12121,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11928,7 +12133,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11941,7 +12146,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -11969,7 +12174,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11981,7 +12186,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11994,7 +12199,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -12027,7 +12232,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12039,7 +12244,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12052,7 +12257,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -12101,7 +12306,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12113,7 +12318,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12126,7 +12331,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -12164,7 +12369,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12176,7 +12381,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12189,7 +12394,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -12224,7 +12429,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12236,7 +12441,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12249,7 +12454,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -12277,7 +12482,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12289,7 +12494,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12302,7 +12507,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -12335,7 +12540,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12347,7 +12552,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12360,7 +12565,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -12409,7 +12614,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12421,7 +12626,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12434,7 +12639,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -12472,7 +12677,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12484,7 +12689,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12497,7 +12702,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -12534,7 +12739,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12546,7 +12751,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12559,7 +12764,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -12588,7 +12793,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12600,7 +12805,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12613,7 +12818,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -12644,7 +12849,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12656,7 +12861,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12669,7 +12874,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -12711,7 +12916,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12723,7 +12928,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12736,7 +12941,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -12764,7 +12969,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12776,7 +12981,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12789,7 +12994,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -12822,7 +13027,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12834,7 +13039,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12847,7 +13052,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -12909,7 +13114,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12921,7 +13126,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12934,7 +13139,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -13015,7 +13220,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13027,7 +13232,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13040,7 +13245,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -13091,7 +13296,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13103,7 +13308,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13116,7 +13321,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -14097,7 +14302,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04role\x18\a \x01(\tR\x04role\x12\x16\n" +
 	"\x06agents\x18\b \x03(\tR\x06agents\x129\n" +
 	"\n" +
-	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"T\n" +
+	"expires_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\x19\n" +
+	"\x17CreateSignInCodeRequest\"N\n" +
+	"\x18CreateSignInCodeResponse\x12\x17\n" +
+	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\x12\x19\n" +
+	"\bvalid_ms\x18\x02 \x01(\rR\avalidMs\"4\n" +
+	"\x19ExchangeSignInCodeRequest\x12\x17\n" +
+	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\"\xa8\x01\n" +
+	"\x1aExchangeSignInCodeResponse\x12#\n" +
+	"\n" +
+	"credential\x18\x01 \x01(\tB\x03\x80\x01\x01R\n" +
+	"credential\x129\n" +
+	"\n" +
+	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x16\n" +
+	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04role\x18\x04 \x01(\tR\x04role\"T\n" +
 	"\x16ListDeadLettersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -14431,7 +14650,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
-	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xa5\x02\n" +
+	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\x84\x02\n" +
+	"\x06SignIn\x12w\n" +
+	"\x10CreateSignInCode\x12!.spool.v1.CreateSignInCodeRequest\x1a\".spool.v1.CreateSignInCodeResponse\"\x1c\x82\xd3\xe4\x93\x02\x16:\x01*\"\x11/api/signin/codes\x12\x80\x01\n" +
+	"\x12ExchangeSignInCode\x12#.spool.v1.ExchangeSignInCodeRequest\x1a$.spool.v1.ExchangeSignInCodeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/api/signin/sessions2\xa5\x02\n" +
 	"\x06Limits\x12\\\n" +
 	"\tSetLimits\x12\x1a.spool.v1.SetLimitsRequest\x1a\x1b.spool.v1.SetLimitsResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\x1a\v/api/limits\x12Y\n" +
 	"\tGetLimits\x12\x1a.spool.v1.GetLimitsRequest\x1a\x1b.spool.v1.GetLimitsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/api/limits\x12b\n" +
@@ -14485,7 +14707,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 174)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 178)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -14597,76 +14819,80 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*TodoItem)(nil),                     // 107: spool.v1.TodoItem
 	(*CreateKeyRequest)(nil),             // 108: spool.v1.CreateKeyRequest
 	(*CreateKeyResponse)(nil),            // 109: spool.v1.CreateKeyResponse
-	(*ListDeadLettersRequest)(nil),       // 110: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 111: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 112: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 113: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 114: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 115: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 116: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 117: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 118: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 119: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 120: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 121: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 122: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 123: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 124: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 125: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 126: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 127: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 128: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 129: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 130: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 131: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 132: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 133: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 134: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 135: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 136: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 137: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 138: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 139: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 140: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 141: spool.v1.Reference
-	(*Definition)(nil),                   // 142: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 143: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 144: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 145: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 146: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 147: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 148: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 149: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 150: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 151: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 152: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 153: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 154: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 155: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 156: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 157: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 158: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 159: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 160: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 161: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 162: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 163: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 164: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 165: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 166: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 167: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 168: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 169: spool.v1.RemoveSkillRequest
-	nil,                                  // 170: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 171: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 172: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 173: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 174: google.protobuf.Timestamp
+	(*CreateSignInCodeRequest)(nil),      // 110: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 111: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 112: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 113: spool.v1.ExchangeSignInCodeResponse
+	(*ListDeadLettersRequest)(nil),       // 114: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 115: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 116: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 117: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 118: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 119: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 120: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 121: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 122: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 123: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 124: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 125: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 126: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 127: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 128: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 129: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 130: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 131: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 132: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 133: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 134: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 135: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 136: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 137: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 138: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 139: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 140: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 141: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 142: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 143: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 144: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 145: spool.v1.Reference
+	(*Definition)(nil),                   // 146: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 147: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 148: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 149: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 150: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 151: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 152: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 153: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 154: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 155: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 156: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 157: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 158: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 159: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 160: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 161: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 162: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 163: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 164: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 165: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 166: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 167: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 168: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 169: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 170: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 171: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 172: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 173: spool.v1.RemoveSkillRequest
+	nil,                                  // 174: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 175: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 176: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 177: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 178: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	170, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	174, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -14675,25 +14901,25 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	174, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	174, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	178, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	178, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	174, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	178, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	174, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	174, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	178, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	171, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	175, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	83,  // 24: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	64,  // 25: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	31,  // 26: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	174, // 27: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	174, // 28: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	174, // 29: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	178, // 27: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	178, // 28: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 29: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	13,  // 30: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	64,  // 31: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
 	106, // 32: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
@@ -14706,9 +14932,9 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	34,  // 39: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
 	80,  // 40: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
 	107, // 41: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	174, // 42: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	178, // 42: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	39,  // 43: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	174, // 44: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	178, // 44: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	42,  // 45: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	43,  // 46: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	36,  // 47: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
@@ -14724,15 +14950,15 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 57: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	21,  // 58: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 59: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	172, // 60: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	176, // 60: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	83,  // 61: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	64,  // 62: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	64,  // 63: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	174, // 64: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	174, // 65: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	174, // 66: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	174, // 67: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	174, // 68: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 64: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	178, // 65: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	178, // 66: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	178, // 67: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	178, // 68: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	58,  // 69: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	59,  // 70: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	60,  // 71: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
@@ -14744,28 +14970,28 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	36,  // 77: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
 	97,  // 78: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	57,  // 79: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	174, // 80: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	174, // 81: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	174, // 82: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	174, // 83: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	174, // 84: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	174, // 85: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 80: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	178, // 81: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	178, // 82: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	178, // 83: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 84: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	178, // 85: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
 	66,  // 86: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 87: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	174, // 88: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	174, // 89: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	174, // 90: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	174, // 91: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	178, // 88: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	178, // 89: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	178, // 90: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	178, // 91: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	65,  // 92: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 93: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	174, // 94: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	178, // 94: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	66,  // 95: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	173, // 96: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	177, // 96: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
 	80,  // 97: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	116, // 98: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	174, // 99: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	174, // 100: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	174, // 101: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	120, // 98: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	178, // 99: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	178, // 100: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	178, // 101: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
 	0,   // 102: spool.v1.Approval.request:type_name -> spool.v1.Json
 	0,   // 103: spool.v1.Approval.decided:type_name -> spool.v1.Json
 	0,   // 104: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
@@ -14777,7 +15003,7 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	89,  // 110: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
 	92,  // 111: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
 	106, // 112: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	174, // 113: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	178, // 113: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 114: spool.v1.Event.data:type_name -> spool.v1.Json
 	94,  // 115: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 116: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -14790,182 +15016,187 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	102, // 123: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
 	103, // 124: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
 	106, // 125: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	174, // 126: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	178, // 126: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	21,  // 127: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 128: spool.v1.Block.input:type_name -> spool.v1.Json
 	107, // 129: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	174, // 130: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	112, // 131: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	174, // 132: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	115, // 133: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	174, // 134: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	116, // 135: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	124, // 136: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	174, // 137: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	174, // 138: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	174, // 139: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 140: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	131, // 141: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 142: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 143: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	174, // 144: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	134, // 145: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	134, // 146: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	134, // 147: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	141, // 148: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 149: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	174, // 150: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	141, // 151: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	141, // 152: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 153: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	142, // 154: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	141, // 155: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 156: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	142, // 157: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	141, // 158: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 159: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	142, // 160: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	163, // 161: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	162, // 162: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	167, // 163: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	141, // 164: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	174, // 165: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 166: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 167: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 168: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 169: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 170: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 171: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 172: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 173: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 174: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 175: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 176: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 177: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 178: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 179: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 180: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 181: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 182: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 183: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 184: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 185: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 186: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	55,  // 187: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	67,  // 188: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	69,  // 189: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	71,  // 190: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	73,  // 191: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	75,  // 192: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	85,  // 193: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	95,  // 194: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	98,  // 195: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	87,  // 196: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	90,  // 197: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	104, // 198: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	77,  // 199: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	79,  // 200: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	81,  // 201: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	108, // 202: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	122, // 203: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	125, // 204: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	135, // 205: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	137, // 206: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	139, // 207: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	127, // 208: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	129, // 209: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	132, // 210: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	110, // 211: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	117, // 212: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	118, // 213: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	120, // 214: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	113, // 215: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	145, // 216: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	146, // 217: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	148, // 218: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	149, // 219: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	150, // 220: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	151, // 221: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	153, // 222: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	154, // 223: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	155, // 224: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	156, // 225: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	158, // 226: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	159, // 227: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	160, // 228: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	164, // 229: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	166, // 230: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	168, // 231: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	169, // 232: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 233: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 234: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 235: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 236: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 237: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 238: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 239: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 240: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 241: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 242: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 243: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 244: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 245: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 246: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 247: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 248: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	64,  // 249: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 250: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	56,  // 251: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	68,  // 252: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	70,  // 253: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	72,  // 254: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	74,  // 255: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	76,  // 256: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	86,  // 257: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	96,  // 258: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	99,  // 259: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	88,  // 260: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	91,  // 261: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	105, // 262: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	78,  // 263: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	80,  // 264: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	82,  // 265: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	109, // 266: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	123, // 267: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	126, // 268: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	136, // 269: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	138, // 270: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	140, // 271: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	128, // 272: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	130, // 273: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	133, // 274: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	111, // 275: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	112, // 276: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	119, // 277: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	121, // 278: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	114, // 279: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	143, // 280: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	147, // 281: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	142, // 282: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	144, // 283: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	143, // 284: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	152, // 285: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	142, // 286: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	144, // 287: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	143, // 288: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	157, // 289: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	142, // 290: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	144, // 291: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	161, // 292: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	165, // 293: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	167, // 294: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	143, // 295: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	144, // 296: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	233, // [233:297] is the sub-list for method output_type
-	169, // [169:233] is the sub-list for method input_type
-	169, // [169:169] is the sub-list for extension type_name
-	169, // [169:169] is the sub-list for extension extendee
-	0,   // [0:169] is the sub-list for field type_name
+	178, // 130: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	178, // 131: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	116, // 132: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	178, // 133: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	119, // 134: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	178, // 135: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	120, // 136: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	128, // 137: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	178, // 138: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	178, // 139: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	178, // 140: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 141: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	135, // 142: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 143: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 144: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	178, // 145: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	138, // 146: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	138, // 147: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	138, // 148: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	145, // 149: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 150: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	178, // 151: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	145, // 152: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	145, // 153: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 154: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	146, // 155: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	145, // 156: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 157: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	146, // 158: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	145, // 159: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 160: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	146, // 161: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	167, // 162: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	166, // 163: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	171, // 164: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	145, // 165: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	178, // 166: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	20,  // 167: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 168: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	20,  // 169: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 170: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 171: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	10,  // 172: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	12,  // 173: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	15,  // 174: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	17,  // 175: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	19,  // 176: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	23,  // 177: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	25,  // 178: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	27,  // 179: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	29,  // 180: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	32,  // 181: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	40,  // 182: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	47,  // 183: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	49,  // 184: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	51,  // 185: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	54,  // 186: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	52,  // 187: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	55,  // 188: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	67,  // 189: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	69,  // 190: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	71,  // 191: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	73,  // 192: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	75,  // 193: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	85,  // 194: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	95,  // 195: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	98,  // 196: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	87,  // 197: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	90,  // 198: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	104, // 199: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	77,  // 200: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	79,  // 201: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	81,  // 202: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	108, // 203: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	126, // 204: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	129, // 205: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	110, // 206: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	112, // 207: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	139, // 208: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	141, // 209: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	143, // 210: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	131, // 211: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	133, // 212: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	136, // 213: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	114, // 214: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	121, // 215: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	122, // 216: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	124, // 217: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	117, // 218: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	149, // 219: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	150, // 220: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	152, // 221: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	153, // 222: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	154, // 223: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	155, // 224: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	157, // 225: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	158, // 226: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	159, // 227: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	160, // 228: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	162, // 229: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	163, // 230: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	164, // 231: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	168, // 232: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	170, // 233: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	172, // 234: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	173, // 235: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 236: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 237: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	11,  // 238: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	13,  // 239: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	16,  // 240: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	18,  // 241: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	22,  // 242: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	24,  // 243: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	26,  // 244: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	28,  // 245: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	30,  // 246: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	33,  // 247: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	41,  // 248: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	48,  // 249: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	50,  // 250: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	53,  // 251: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	64,  // 252: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	53,  // 253: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	56,  // 254: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	68,  // 255: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	70,  // 256: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	72,  // 257: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	74,  // 258: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	76,  // 259: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	86,  // 260: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	96,  // 261: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	99,  // 262: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	88,  // 263: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	91,  // 264: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	105, // 265: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	78,  // 266: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	80,  // 267: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	82,  // 268: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	109, // 269: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	127, // 270: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	130, // 271: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	111, // 272: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	113, // 273: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	140, // 274: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	142, // 275: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	144, // 276: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	132, // 277: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	134, // 278: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	137, // 279: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	115, // 280: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	116, // 281: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	123, // 282: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	125, // 283: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	118, // 284: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	147, // 285: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	151, // 286: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	146, // 287: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	148, // 288: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	147, // 289: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	156, // 290: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	146, // 291: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	148, // 292: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	147, // 293: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	161, // 294: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	146, // 295: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	148, // 296: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	165, // 297: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	169, // 298: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	171, // 299: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	147, // 300: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	148, // 301: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	236, // [236:302] is the sub-list for method output_type
+	170, // [170:236] is the sub-list for method input_type
+	170, // [170:170] is the sub-list for extension type_name
+	170, // [170:170] is the sub-list for extension extendee
+	0,   // [0:170] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -15011,22 +15242,22 @@ func file_spool_v1_spool_proto_init() {
 		(*ReplayEventsResponse_Ended)(nil),
 	}
 	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[112].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[141].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[163].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[128].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[145].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[167].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[171].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   174,
+			NumMessages:   178,
 			NumExtensions: 0,
-			NumServices:   13,
+			NumServices:   14,
 		},
 		GoTypes:           file_spool_v1_spool_proto_goTypes,
 		DependencyIndexes: file_spool_v1_spool_proto_depIdxs,

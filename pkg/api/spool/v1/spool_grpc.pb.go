@@ -1878,6 +1878,160 @@ var Keys_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	SignIn_CreateSignInCode_FullMethodName   = "/spool.v1.SignIn/CreateSignInCode"
+	SignIn_ExchangeSignInCode_FullMethodName = "/spool.v1.SignIn/ExchangeSignInCode"
+)
+
+// SignInClient is the client API for SignIn service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Sign-in of a browser, or of another program that must not hold an API key: the holder of a key creates a code, and
+// whoever receives the code exchanges it for a session credential.
+type SignInClient interface {
+	// Creates a code, which can be exchanged once and within 60 seconds. The session credential has the rights of the
+	// caller's key, and is refused when the key is. A session credential cannot create codes.
+	CreateSignInCode(ctx context.Context, in *CreateSignInCodeRequest, opts ...grpc.CallOption) (*CreateSignInCodeResponse, error)
+	// Exchanges a code for a session credential. This call needs no key: the code proves the caller. The header
+	// Authorization is ignored. A code that was exchanged, has expired or never existed is refused with UNAUTHENTICATED.
+	ExchangeSignInCode(ctx context.Context, in *ExchangeSignInCodeRequest, opts ...grpc.CallOption) (*ExchangeSignInCodeResponse, error)
+}
+
+type signInClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewSignInClient(cc grpc.ClientConnInterface) SignInClient {
+	return &signInClient{cc}
+}
+
+func (c *signInClient) CreateSignInCode(ctx context.Context, in *CreateSignInCodeRequest, opts ...grpc.CallOption) (*CreateSignInCodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateSignInCodeResponse)
+	err := c.cc.Invoke(ctx, SignIn_CreateSignInCode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *signInClient) ExchangeSignInCode(ctx context.Context, in *ExchangeSignInCodeRequest, opts ...grpc.CallOption) (*ExchangeSignInCodeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ExchangeSignInCodeResponse)
+	err := c.cc.Invoke(ctx, SignIn_ExchangeSignInCode_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// SignInServer is the server API for SignIn service.
+// All implementations must embed UnimplementedSignInServer
+// for forward compatibility.
+//
+// Sign-in of a browser, or of another program that must not hold an API key: the holder of a key creates a code, and
+// whoever receives the code exchanges it for a session credential.
+type SignInServer interface {
+	// Creates a code, which can be exchanged once and within 60 seconds. The session credential has the rights of the
+	// caller's key, and is refused when the key is. A session credential cannot create codes.
+	CreateSignInCode(context.Context, *CreateSignInCodeRequest) (*CreateSignInCodeResponse, error)
+	// Exchanges a code for a session credential. This call needs no key: the code proves the caller. The header
+	// Authorization is ignored. A code that was exchanged, has expired or never existed is refused with UNAUTHENTICATED.
+	ExchangeSignInCode(context.Context, *ExchangeSignInCodeRequest) (*ExchangeSignInCodeResponse, error)
+	mustEmbedUnimplementedSignInServer()
+}
+
+// UnimplementedSignInServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedSignInServer struct{}
+
+func (UnimplementedSignInServer) CreateSignInCode(context.Context, *CreateSignInCodeRequest) (*CreateSignInCodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateSignInCode not implemented")
+}
+func (UnimplementedSignInServer) ExchangeSignInCode(context.Context, *ExchangeSignInCodeRequest) (*ExchangeSignInCodeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ExchangeSignInCode not implemented")
+}
+func (UnimplementedSignInServer) mustEmbedUnimplementedSignInServer() {}
+func (UnimplementedSignInServer) testEmbeddedByValue()                {}
+
+// UnsafeSignInServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to SignInServer will
+// result in compilation errors.
+type UnsafeSignInServer interface {
+	mustEmbedUnimplementedSignInServer()
+}
+
+func RegisterSignInServer(s grpc.ServiceRegistrar, srv SignInServer) {
+	// If the following call panics, it indicates UnimplementedSignInServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&SignIn_ServiceDesc, srv)
+}
+
+func _SignIn_CreateSignInCode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateSignInCodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SignInServer).CreateSignInCode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SignIn_CreateSignInCode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SignInServer).CreateSignInCode(ctx, req.(*CreateSignInCodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SignIn_ExchangeSignInCode_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ExchangeSignInCodeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SignInServer).ExchangeSignInCode(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SignIn_ExchangeSignInCode_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SignInServer).ExchangeSignInCode(ctx, req.(*ExchangeSignInCodeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// SignIn_ServiceDesc is the grpc.ServiceDesc for SignIn service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var SignIn_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "spool.v1.SignIn",
+	HandlerType: (*SignInServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "CreateSignInCode",
+			Handler:    _SignIn_CreateSignInCode_Handler,
+		},
+		{
+			MethodName: "ExchangeSignInCode",
+			Handler:    _SignIn_ExchangeSignInCode_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "spool/v1/spool.proto",
+}
+
+const (
 	Limits_SetLimits_FullMethodName    = "/spool.v1.Limits/SetLimits"
 	Limits_GetLimits_FullMethodName    = "/spool.v1.Limits/GetLimits"
 	Limits_RemoveLimits_FullMethodName = "/spool.v1.Limits/RemoveLimits"

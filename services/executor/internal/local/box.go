@@ -135,7 +135,7 @@ func (b *box) startRunner(ctx context.Context) error {
 		Env: b.environment(), Dir: workspace, Stdout: log, Stderr: log,
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true},
 	}
-	if err := cmd.Start(); err != nil {
+	if err := b.startRestricted(cmd); err != nil {
 		return fmt.Errorf("start the runner: %w", err)
 	}
 	exited := make(chan struct{})
@@ -329,7 +329,7 @@ func (b *box) Exec(ctx context.Context, c sandbox.Command) (sandbox.Process, err
 	} else if cmd.Path, err = lookPath(c.Args[0], dir, b.searchPath()); err != nil {
 		return nil, fmt.Errorf("exec: %w", err)
 	}
-	return startProcess(cmd)
+	return startProcess(cmd, b.startRestricted)
 }
 
 // workspacePath returns the absolute path of a folder of the workspace, or an error if the folder is not in the

@@ -3,7 +3,7 @@
 // Each sandbox has a folder, a runner in a Unix session of its
 // own, and an environment that inherits nothing but the search path. Sandboxes are
 // NOT isolated: processes run as the executor's user, with its rights on
-// the whole file system, its network, its other processes and the machine's
+// the whole file system except Config.Hidden, its network, its other processes and the machine's
 // memory, CPU and disk without a limit. Paths given to Files stay inside the
 // workspace; only an agent's permission policy restricts its own
 // commands. Use another provider for agents that you do not trust.
@@ -47,6 +47,9 @@ type Config struct {
 
 	// HostPaths allows folders of this machine in which sessions may work in place of a workspace under Dir.
 	HostPaths hostpath.Policy
+	// Hidden are folders whose files no process of a sandbox can open, except those of its own sandbox below Dir. They
+	// need Landlock (landlock.Supported).
+	Hidden []string
 }
 
 const (

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/landlock"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/sandbox/sandboxtest"
 )
@@ -61,7 +62,11 @@ func newConfig(t testing.TB) Config {
 	if err != nil {
 		t.Fatalf("build the runner: %v", err)
 	}
-	return Config{Dir: t.TempDir(), Runner: path, Engine: "suite"}
+	cfg := Config{Dir: t.TempDir(), Runner: path, Engine: "suite"}
+	if landlock.Supported() {
+		cfg.Hidden = []string{cfg.Dir}
+	}
+	return cfg
 }
 
 // withRequired returns cfg with the limits of layers that a test does not name.

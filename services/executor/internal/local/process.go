@@ -22,8 +22,8 @@ type process struct {
 	err  error
 }
 
-// startProcess starts a command.
-func startProcess(cmd *exec.Cmd) (*process, error) {
+// startProcess starts a command with the function start.
+func startProcess(cmd *exec.Cmd, start func(*exec.Cmd) error) (*process, error) {
 	var inside, ours []*os.File
 	closeAll := func(list []*os.File) {
 		for _, f := range list {
@@ -43,7 +43,7 @@ func startProcess(cmd *exec.Cmd) (*process, error) {
 		}
 	}
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = inside[0], inside[1], inside[2]
-	err := cmd.Start()
+	err := start(cmd)
 	closeAll(inside)
 	if err != nil {
 		closeAll(ours)

@@ -23,6 +23,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/quota"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
+	"github.com/spoolhq/spool/services/gateway/internal/signin"
 )
 
 // Limits of application data, in bytes.
@@ -41,6 +42,7 @@ type Server struct {
 	spoolv1.UnimplementedApprovalsServer
 	spoolv1.UnimplementedEventsServer
 	spoolv1.UnimplementedKeysServer
+	spoolv1.UnimplementedSignInServer
 	spoolv1.UnimplementedBudgetsServer
 	spoolv1.UnimplementedLimitsServer
 	spoolv1.UnimplementedDeadLettersServer
@@ -60,6 +62,8 @@ type Server struct {
 	Sealer  Sealer         // nil refuses secrets
 	Dead    *dead.Letters
 	Quota   *quota.Quota
+	Auth    *auth.Authenticator
+	SignIn  *signin.Store
 
 	Admission *admission.Admission
 

@@ -17,6 +17,8 @@ type access struct {
 	// shared means that the method concerns data of all agents of the tenant: a key that is limited to agents may not
 	// call it.
 	shared bool
+	// public means that a caller needs no key.
+	public bool
 }
 
 // useAccess requires the role use.
@@ -29,7 +31,10 @@ func operateAccess() access { return access{role: events.RoleOperate} }
 func adminAccess() access { return access{role: events.RoleAdmin} }
 
 // forWholeTenant returns the access n with shared set, so that keys which are limited to agents are refused.
-func forWholeTenant(n access) access { return access{n.role, true} }
+func forWholeTenant(n access) access { return access{role: n.role, shared: true} }
+
+// publicAccess requires no key.
+func publicAccess() access { return access{public: true} }
 
 // requiredAccess maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and
 // pattern) to the access that they require. It is the only such table.
@@ -49,6 +54,8 @@ var requiredAccess = map[string]access{
 	"Events/ListHistory": useAccess(), "Events/ListHistoryBlocks": useAccess(),
 
 	"Keys/CreateKey": adminAccess(), "Keys/ListKeys": adminAccess(), "Keys/RevokeKey": adminAccess(),
+
+	"SignIn/CreateSignInCode": useAccess(), "SignIn/ExchangeSignInCode": publicAccess(),
 
 	// The methods that change something also require the root key, which their handlers check.
 	"Budgets/ListBudgets": forWholeTenant(operateAccess()), "Budgets/SetBudget": forWholeTenant(adminAccess()), "Budgets/RemoveBudget": forWholeTenant(adminAccess()),
@@ -106,10 +113,16 @@ func CheckAccessTable() error {
 	return errors.Join(wrong...)
 }
 
+// IsPublic reports whether a method of spool.v1, by its full name, needs no key.
+func IsPublic(name string) bool { return requiredAccess[strings.TrimPrefix(name, methodPrefix)].public }
+
 // CheckAllowed returns FORBIDDEN unless the API key of the request's principal may call a method of spool.v1 or a
 // route. name is the full name of the method, or the METHOD and pattern of the route. For a name that is not in
 // requiredAccess it returns INTERNAL, so that nobody may call it.
 func CheckAllowed(ctx context.Context, name string) error {
+	if IsPublic(name) {
+		return nil
+	}
 	p, err := From(ctx)
 	if err != nil {
 		return err

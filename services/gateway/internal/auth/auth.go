@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
@@ -16,17 +17,24 @@ import (
 // tenant.
 const DefaultTenant = "default"
 
+// NoTenant stands for the tenant of requests that need no key, against whose limits all of them count. No tenant has this
+// name.
+const NoTenant = "-"
+
 // MinRootKeyLength is the shortest length of a root key, in characters.
 const MinRootKeyLength = 32
 
 // Principal is the authenticated caller of a request.
 type Principal struct {
 	Tenant string
-	KeyID  string // id of the API key, RootKeyID, or "" if authentication is off
+	KeyID  string // id of the API key, RootKeyID, or "" for the local key and if authentication is off
 	Admin  bool   // whether it may manage keys, limits and budgets of any tenant
 
 	Role   events.KeyRole // role of the API key
 	Agents []string       // slugs of the only agents that the API key may use; empty means all
+
+	// SessionEnd is when the caller's session credential expires; zero for a caller with another credential.
+	SessionEnd time.Time
 
 	User    string // end user of the application, as stated in the request; "" for none
 	Address string // IP address of the client
@@ -49,25 +57,49 @@ type KeyStore interface {
 	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)
 }
 
-// Config configures an Authenticator.
+// Grant is what the holder of a code or a session credential may do: what the creator of the code could.
+type Grant struct {
+	Tenant string         `json:"tenant"`
+	KeyID  string         `json:"keyId"` // "" for the local key
+	Admin  bool           `json:"admin,omitempty"`
+	Role   events.KeyRole `json:"role"`
+	Agents []string       `json:"agents,omitempty"`
+	// LocalKey is the SHA-256 of the local key at the time of the grant, if KeyID is "".
+	LocalKey string    `json:"localKey,omitempty"`
+	Expires  time.Time `json:"expires,omitzero"` // of a session credential
+}
+
+// SessionStore reads session credentials.
+type SessionStore interface {
+	// Session returns the grant of the session credential with a hash; ok is false if there is none.
+	Session(ctx context.Context, hash string) (g Grant, ok bool, err error)
+}
+
+// Config configures an Authenticator. Keys, Sessions and Now are required.
 type Config struct {
 	Required bool   // requests without a key are refused
 	RootKey  string // "" for none
+	// LocalKey is a key in the form of NewKey whose holder may do what a caller without a key may do if Required is not
+	// set; "" for none.
+	LocalKey string
 	Keys     KeyStore
+	Sessions SessionStore
+	Now      func() time.Time
 }
 
 // Authenticator authenticates requests. It has no cache: a revoked key is refused as soon as the read models contain
 // the revocation.
 type Authenticator struct {
-	cfg      Config
-	rootHash string
+	cfg       Config
+	rootHash  string
+	localHash string
 }
 
 // New validates the config and returns an Authenticator.
 func New(cfg Config) (*Authenticator, error) {
 	a := &Authenticator{cfg: cfg}
-	if cfg.Keys == nil {
-		return nil, errors.New("auth: Keys is required")
+	if cfg.Keys == nil || cfg.Sessions == nil || cfg.Now == nil {
+		return nil, errors.New("auth: Keys, Sessions and Now are required")
 	}
 	if cfg.RootKey != "" {
 		if len(cfg.RootKey) < MinRootKeyLength {
@@ -75,15 +107,24 @@ func New(cfg Config) (*Authenticator, error) {
 		}
 		a.rootHash = HashKey(cfg.RootKey)
 	}
+	if cfg.LocalKey != "" {
+		if !IsWellFormedKey(cfg.LocalKey) {
+			return nil, errors.New("the local key is mistyped or not a Spool key")
+		}
+		a.localHash = HashKey(cfg.LocalKey)
+	}
 	return a, nil
 }
 
 // Authenticate returns the principal for the value of the header Authorization. A key is checked even if no key is
 // required.
 func (a *Authenticator) Authenticate(ctx context.Context, header string) (Principal, error) {
-	p, hash, err := a.parseHeader(header)
-	if err != nil || hash == "" {
+	p, hash, session, err := a.parseHeader(header)
+	switch {
+	case err != nil || hash == "":
 		return p, err
+	case session:
+		return a.authenticateSession(ctx, hash)
 	}
 	found, ok, err := a.cfg.Keys.KeyByHash(ctx, hash)
 	if err != nil {
@@ -95,35 +136,96 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
 
+// GrantOf returns what a code that the principal creates grants. It returns FORBIDDEN for a session credential, whose
+// rights could otherwise outlive it.
+func (a *Authenticator) GrantOf(p Principal) (Grant, error) {
+	if !p.SessionEnd.IsZero() {
+		return Grant{}, problem.New(problem.Forbidden, "Authorization", "a session credential cannot create codes; use an API key")
+	}
+	g := Grant{Tenant: p.Tenant, KeyID: p.KeyID, Admin: p.Admin, Role: p.Role, Agents: p.Agents}
+	if p.KeyID == "" {
+		g.LocalKey = a.localHash
+	}
+	return g, nil
+}
+
+// authenticateSession returns the principal of the session credential with a hash. The key that created its code must
+// still be accepted.
+func (a *Authenticator) authenticateSession(ctx context.Context, hash string) (Principal, error) {
+	g, ok, err := a.cfg.Sessions.Session(ctx, hash)
+	switch {
+	case err != nil:
+		return Principal{}, err
+	case !ok || !a.cfg.Now().Before(g.Expires):
+		return Principal{}, unauthenticatedProblem("the session credential is not valid or has expired; sign in again")
+	}
+	if err := a.CheckGrant(ctx, g); err != nil {
+		return Principal{}, err
+	}
+	return Principal{Tenant: g.Tenant, KeyID: g.KeyID, Admin: g.Admin, Role: g.Role, Agents: g.Agents, SessionEnd: g.Expires}, nil
+}
+
+// CheckGrant returns UNAUTHENTICATED if the key from which a grant comes is no longer accepted.
+func (a *Authenticator) CheckGrant(ctx context.Context, g Grant) error {
+	accepted := isHash(g.LocalKey, a.localHash) || a.localHash == "" && !a.cfg.Required
+	if g.KeyID != "" {
+		refusals, err := a.cfg.Keys.KeyRefusals(ctx, []string{g.KeyID})
+		if err != nil {
+			return err
+		}
+		why, known := refusals[g.KeyID]
+		accepted = known && why == ""
+	}
+	if !accepted {
+		return unauthenticatedProblem("the key with which the sign-in began is no longer valid; sign in again")
+	}
+	return nil
+}
+
 // CheckHeader returns an error for a value of the header Authorization that cannot be valid, without a look-up of the
 // key. It does not block.
 func (a *Authenticator) CheckHeader(header string) error {
-	_, _, err := a.parseHeader(header)
+	_, _, _, err := a.parseHeader(header)
 	return err
 }
 
 // parseHeader parses a value of the header Authorization. It returns the principal if no look-up of a key is needed,
-// or else the hash of the key to look up.
-func (a *Authenticator) parseHeader(header string) (p Principal, hash string, err error) {
+// or else the hash of the key, or of the session credential, to look up.
+func (a *Authenticator) parseHeader(header string) (p Principal, hash string, session bool, err error) {
 	if header == "" {
 		if a.cfg.Required {
-			return p, "", unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…")
+			return p, "", false, unauthenticatedProblem("send an API key in header Authorization: Bearer " + KeyPrefix + "…; for spool up, name its data folder with --data, or send the key that spool keys local prints")
 		}
-		return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}, "", nil
+		return localPrincipal(), "", false, nil
 	}
 	scheme, key, _ := strings.Cut(header, " ")
 	key = strings.TrimSpace(key)
 	if !strings.EqualFold(scheme, "Bearer") || key == "" {
-		return p, "", unauthenticatedProblem("header Authorization must be Bearer and an API key")
+		return p, "", false, unauthenticatedProblem("header Authorization must be Bearer and an API key")
 	}
 	hash = HashKey(key)
-	if a.rootHash != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(a.rootHash)) == 1 {
-		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", nil
+	if isHash(hash, a.rootHash) {
+		return Principal{Tenant: DefaultTenant, KeyID: RootKeyID, Admin: true, Role: events.RoleAdmin}, "", false, nil
 	}
-	if !IsWellFormedKey(key) {
-		return p, "", unauthenticatedProblem("the API key is not valid: it is mistyped or not a Spool key")
+	if isHash(hash, a.localHash) {
+		return localPrincipal(), "", false, nil
 	}
-	return p, hash, nil
+	session = IsWellFormedToken(SessionPrefix, key)
+	if !session && !IsWellFormedKey(key) {
+		return p, "", false, unauthenticatedProblem("the API key is not valid: it is mistyped or not a Spool key")
+	}
+	return p, hash, session, nil
+}
+
+// localPrincipal returns the principal of the user who runs the gateway on the machine: a caller with the local key, or
+// without a key if none is required.
+func localPrincipal() Principal {
+	return Principal{Tenant: DefaultTenant, Admin: true, Role: events.RoleAdmin}
+}
+
+// isHash reports in constant time whether hash is want. It returns false if want is "".
+func isHash(hash, want string) bool {
+	return want != "" && subtle.ConstantTimeCompare([]byte(hash), []byte(want)) == 1
 }
 
 // unauthenticatedProblem returns the problem UNAUTHENTICATED with a detail.

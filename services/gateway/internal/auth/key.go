@@ -12,13 +12,14 @@ import (
 	"strings"
 )
 
-// The format of a key: the prefix, 32 random base-62 characters (190 bits), and 6 checksum characters. The checksum
+// The format of a key, a code or a session credential: the prefix, 32 random base-62 characters (190 bits), and 6 checksum characters. The checksum
 // detects a mistyped key without a look-up, and lets secret scanners find leaked keys.
 const (
 	KeyPrefix        = "spool_sk_"
+	CodePrefix       = "spool_sc_" // of codes that can be exchanged for a session credential
+	SessionPrefix    = "spool_ss_" // of session credentials
 	keyRandomLen     = 32
 	keyChecksumLen   = 6
-	keyLen           = len(KeyPrefix) + keyRandomLen + keyChecksumLen
 	displayPrefixLen = len(KeyPrefix) + 4
 )
 
@@ -26,10 +27,13 @@ const (
 const base62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 // NewKey returns a new API key with randomness from entropy.
-func NewKey(entropy io.Reader) (string, error) {
+func NewKey(entropy io.Reader) (string, error) { return NewToken(KeyPrefix, entropy) }
+
+// NewToken returns a new key, code or session credential, as its prefix says, with randomness from entropy.
+func NewToken(prefix string, entropy io.Reader) (string, error) {
 	var s strings.Builder
-	s.WriteString(KeyPrefix)
-	for one := make([]byte, 1); s.Len() < len(KeyPrefix)+keyRandomLen; {
+	s.WriteString(prefix)
+	for one := make([]byte, 1); s.Len() < len(prefix)+keyRandomLen; {
 		if _, err := io.ReadFull(entropy, one); err != nil {
 			return "", fmt.Errorf("create a key: %w", err)
 		}
@@ -41,8 +45,12 @@ func NewKey(entropy io.Reader) (string, error) {
 }
 
 // IsWellFormedKey reports whether a string has the format and checksum of a key.
-func IsWellFormedKey(key string) bool {
-	return len(key) == keyLen && strings.HasPrefix(key, KeyPrefix) && keyChecksum(key[:keyLen-keyChecksumLen]) == key[keyLen-keyChecksumLen:]
+func IsWellFormedKey(key string) bool { return IsWellFormedToken(KeyPrefix, key) }
+
+// IsWellFormedToken reports whether a string has the prefix, the format and the checksum of a token.
+func IsWellFormedToken(prefix, token string) bool {
+	end := len(prefix) + keyRandomLen
+	return len(token) == end+keyChecksumLen && strings.HasPrefix(token, prefix) && keyChecksum(token[:end]) == token[end:]
 }
 
 // HashKey returns the stored form of a key: its SHA-256 in hex.

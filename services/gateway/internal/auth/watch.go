@@ -31,9 +31,14 @@ func NewKeyWatch(keys KeyStore, logger *slog.Logger) *KeyWatch {
 }
 
 // AddStream returns a context for a stream that is cancelled with the cause UNAUTHENTICATED when the principal's API
-// key, or a key that it descends from, is revoked or expires. release must be called when the stream ends.
+// key, or a key that it descends from, is revoked or expires, or when its session credential expires. release must be called when the stream ends.
 func (w *KeyWatch) AddStream(ctx context.Context, p Principal) (_ context.Context, release func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
+	endSession := func() {}
+	if !p.SessionEnd.IsZero() {
+		ctx, endSession = context.WithDeadlineCause(ctx, p.SessionEnd, problem.New(problem.Unauthenticated, "Authorization", "the session credential has expired"))
+	}
+	ctx, stop := context.WithCancelCause(ctx)
+	cancel := func(cause error) { stop(cause); endSession() }
 	if p.KeyID == "" { // without a key nothing can be revoked
 		return ctx, func() { cancel(nil) }
 	}

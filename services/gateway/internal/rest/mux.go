@@ -132,6 +132,7 @@ func (h *Handler) newMux() (http.Handler, error) {
 		spoolv1.RegisterApprovalsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterEventsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterKeysHandlerServer(ctx, mux, h.cfg.API),
+		spoolv1.RegisterSignInHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterBudgetsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterLimitsHandlerServer(ctx, mux, h.cfg.API),
 		spoolv1.RegisterDeadLettersHandlerServer(ctx, mux, h.cfg.API),

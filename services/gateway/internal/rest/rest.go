@@ -133,6 +133,7 @@ func (h *Handler) plainRoute(path string) http.HandlerFunc {
 const (
 	metricsPath  = "/metrics"
 	socketPath   = "/api/ws"
+	signInPath   = "/api/signin/sessions" // the only route of spool.v1 that needs no key
 	streamPrefix = "/api/sessions/"
 	streamSuffix = "/events/stream"
 )
@@ -163,28 +164,15 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 		serve(w, r)
 		return nil
 	}
-	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
+	ctx, tenant, err := h.authenticate(r)
 	if err != nil {
 		return err
-	}
-	if p.User, err = auth.ParseUser(auth.HeaderUser, r.Header.Values(auth.HeaderUser)); err != nil {
-		return err
-	}
-	p.Address = h.cfg.Proxies.ClientIP(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
-	ctx, err := auth.With(r.Context(), p, isManagementRoute(r.URL.Path))
-	if err != nil {
-		return err
-	}
-	if !p.Admin || !isManagementRoute(r.URL.Path) { // rate limits of a tenant must not lock out the operator
-		if err := h.cfg.Admission.CheckRate(p.Tenant); err != nil {
-			return err
-		}
 	}
 	r = r.WithContext(ctx)
 	if serve := h.streamHandler(w, r); serve != nil {
 		return serve()
 	}
-	held, err := h.cfg.Admission.Begin(p.Tenant)
+	held, err := h.cfg.Admission.Begin(tenant)
 	if err != nil {
 		return err
 	}
@@ -201,6 +189,29 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 	}
 	h.api.ServeHTTP(w, r)
 	return nil
+}
+
+// authenticate checks the key and the rate of a request. It returns the context that carries the caller, and the tenant
+// against whose limits the request counts.
+func (h *Handler) authenticate(r *http.Request) (ctx context.Context, tenant string, err error) {
+	if r.Method == http.MethodPost && r.URL.Path == signInPath {
+		return r.Context(), auth.NoTenant, h.cfg.Admission.CheckRate(auth.NoTenant)
+	}
+	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
+	if err != nil {
+		return nil, "", err
+	}
+	if p.User, err = auth.ParseUser(auth.HeaderUser, r.Header.Values(auth.HeaderUser)); err != nil {
+		return nil, "", err
+	}
+	p.Address = h.cfg.Proxies.ClientIP(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
+	if ctx, err = auth.With(r.Context(), p, isManagementRoute(r.URL.Path)); err != nil {
+		return nil, "", err
+	}
+	if !p.Admin || !isManagementRoute(r.URL.Path) { // rate limits of a tenant must not lock out the operator
+		err = h.cfg.Admission.CheckRate(p.Tenant)
+	}
+	return ctx, p.Tenant, err
 }
 
 // admissionOf returns the admission.Request that holds the bytes of an HTTP request. Every request that is served has

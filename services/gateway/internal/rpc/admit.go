@@ -48,7 +48,8 @@ func messageLimits(maxRequest int64) map[string]int {
 	return out
 }
 
-// isHealthMethod reports whether a method belongs to the health service, the only one that needs no key.
+// isHealthMethod reports whether a method belongs to the health service, the only one besides those of auth.IsPublic that needs
+// no key.
 func isHealthMethod(method string) bool {
 	return strings.HasPrefix(method, "/"+healthv1.Health_ServiceDesc.ServiceName+"/")
 }
@@ -79,7 +80,7 @@ type apiKeyCheckedContextKey struct{}
 // connection. It refuses a call whose key is missing or malformed before any memory is used for the call, and bounds
 // how many calls wait for the look-up of their keys.
 func (i *interceptor) checkBeforeStream(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if isHealthMethod(info.FullMethodName) {
+	if isHealthMethod(info.FullMethodName) || auth.IsPublic(info.FullMethodName) {
 		return ctx, nil
 	}
 	if err := i.Auth.CheckHeader(authorizationValue(info.Header)); err != nil {
@@ -102,6 +103,9 @@ func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.C
 	}
 	if isHealthMethod(method) {
 		return ctx, "", nil
+	}
+	if auth.IsPublic(method) {
+		return ctx, auth.NoTenant, i.Admission.CheckRate(auth.NoTenant)
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
 	p, err := i.Auth.Authenticate(ctx, authorizationValue(md))

@@ -99,6 +99,7 @@ func New(cfg Config) *Server {
 	spoolv1.RegisterApprovalsServer(server, s)
 	spoolv1.RegisterEventsServer(server, s)
 	spoolv1.RegisterKeysServer(server, s)
+	spoolv1.RegisterSignInServer(server, s)
 	spoolv1.RegisterBudgetsServer(server, s)
 	spoolv1.RegisterLimitsServer(server, s)
 	spoolv1.RegisterDeadLettersServer(server, s)

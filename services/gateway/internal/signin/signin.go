@@ -1,0 +1,169 @@
+// Package signin stores the codes and the session credentials of sign-ins in NATS, so that all gateways share them: one
+// gateway may create a code, another one exchange it, and a third one serve the session. Only hashes are stored.
+package signin
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/problem"
+)
+
+// Config configures a Store. All fields are required.
+type Config struct {
+	JetStream jetstream.JetStream
+	Now       func() time.Time
+	Entropy   io.Reader
+}
+
+// Store creates and reads codes and session credentials. It is safe for concurrent use.
+type Store struct {
+	cfg             Config
+	codes, sessions bucket
+}
+
+// New returns a Store. It opens the buckets on first use, so that a gateway starts while NATS is not available.
+func New(cfg Config) *Store {
+	return &Store{cfg: cfg, codes: bucket{js: cfg.JetStream, name: topology.BucketSignInCodes}, sessions: bucket{js: cfg.JetStream, name: topology.BucketSignInSessions}}
+}
+
+// record is the value of both buckets.
+type record struct {
+	SHA256 string     `json:"sha256"` // of the code or credential, in hex
+	Grant  auth.Grant `json:"grant"`
+}
+
+// CreateCode returns a new code for a grant. NATS removes the code after topology.SignInCodeTTL.
+func (s *Store) CreateCode(ctx context.Context, g auth.Grant) (string, error) {
+	return s.create(ctx, &s.codes, auth.CodePrefix, g)
+}
+
+// TakeCode removes a code and returns its grant. Of several calls with the same code one succeeds. ok is false if the code
+// was taken, has expired, or never existed.
+func (s *Store) TakeCode(ctx context.Context, code string) (g auth.Grant, ok bool, err error) {
+	if !auth.IsWellFormedToken(auth.CodePrefix, code) {
+		return g, false, nil
+	}
+	hash := auth.HashKey(code)
+	r, revision, ok, err := s.codes.find(ctx, hash)
+	if err != nil || !ok {
+		return g, false, err
+	}
+	kv, err := s.codes.open(ctx)
+	if err != nil {
+		return g, false, err
+	}
+	err = kv.Delete(ctx, entryName(hash), jetstream.LastRevision(revision))
+	if isWrongRevision(err) { // another call was faster
+		return g, false, nil
+	}
+	if err != nil {
+		return g, false, unavailable(err)
+	}
+	return r.Grant, true, nil
+}
+
+// CreateSession returns a new session credential for a grant, and when it expires.
+func (s *Store) CreateSession(ctx context.Context, g auth.Grant) (credential string, expires time.Time, err error) {
+	g.Expires = s.cfg.Now().Add(topology.SignInSessionTTL).UTC().Truncate(time.Millisecond)
+	credential, err = s.create(ctx, &s.sessions, auth.SessionPrefix, g)
+	return credential, g.Expires, err
+}
+
+// Session returns the grant of the session credential with a hash; ok is false if there is none.
+func (s *Store) Session(ctx context.Context, hash string) (g auth.Grant, ok bool, err error) {
+	r, _, ok, err := s.sessions.find(ctx, hash)
+	return r.Grant, ok, err
+}
+
+// create stores a grant under the hash of a new token with a prefix, and returns the token.
+func (s *Store) create(ctx context.Context, b *bucket, prefix string, g auth.Grant) (string, error) {
+	token, err := auth.NewToken(prefix, s.cfg.Entropy)
+	if err != nil {
+		return "", err
+	}
+	hash := auth.HashKey(token)
+	raw, err := json.Marshal(record{hash, g})
+	if err != nil {
+		return "", fmt.Errorf("encode a grant: %w", err)
+	}
+	kv, err := b.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	if _, err := kv.Create(ctx, entryName(hash), raw); err != nil {
+		return "", unavailable(err)
+	}
+	return token, nil
+}
+
+// entryName returns the name of the entry of a token in its bucket: the first half of its hash. The whole hash is in the
+// entry and is compared in constant time, so the time of an answer says nothing about the rest of a hash.
+func entryName(hash string) string { return hash[:len(hash)/2] }
+
+// bucket is a key-value bucket that is opened on first use.
+type bucket struct {
+	js   jetstream.JetStream
+	name string
+
+	mu sync.Mutex
+	kv jetstream.KeyValue
+}
+
+// open returns the bucket in NATS.
+func (b *bucket) open(ctx context.Context) (jetstream.KeyValue, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.kv != nil {
+		return b.kv, nil
+	}
+	kv, err := b.js.KeyValue(ctx, b.name)
+	if errors.Is(err, jetstream.ErrBucketNotFound) {
+		return nil, problem.New(problem.Unavailable, "", "NATS has no bucket "+b.name+": run spool provision of this version").WithCause(err)
+	}
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	b.kv = kv
+	return kv, nil
+}
+
+// find returns the record of the token with a hash, and its revision.
+func (b *bucket) find(ctx context.Context, hash string) (r record, revision uint64, ok bool, err error) {
+	kv, err := b.open(ctx)
+	if err != nil {
+		return r, 0, false, err
+	}
+	entry, err := kv.Get(ctx, entryName(hash))
+	if errors.Is(err, jetstream.ErrKeyNotFound) {
+		return r, 0, false, nil
+	}
+	if err != nil {
+		return r, 0, false, unavailable(err)
+	}
+	if err := json.Unmarshal(entry.Value(), &r); err != nil {
+		return r, 0, false, fmt.Errorf("bucket %s: decode an entry: %w", b.name, err)
+	}
+	return r, entry.Revision(), subtle.ConstantTimeCompare([]byte(r.SHA256), []byte(hash)) == 1, nil
+}
+
+// isWrongRevision reports whether an entry was changed or removed in the meantime.
+func isWrongRevision(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
+}
+
+// unavailable returns the problem UNAVAILABLE for an error of NATS.
+func unavailable(err error) error {
+	return problem.New(problem.Unavailable, "", "codes and session credentials cannot be read or stored: NATS does not respond; try again").WithCause(err)
+}
