@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+)
+
+// faultInjector injects faults into an installation.
+type faultInjector struct {
+	c     *cluster
+	thaws sync.WaitGroup // the frozen processes that continue later
+
+	mu   sync.Mutex
+	errs []error // of processes that could not be continued
+}
+
+// injectFaults injects the number of faults that the settings demand, and returns when no process is frozen any more.
+func injectFaults(ctx context.Context, c *cluster, s settings) error {
+	plan, began, injector := newFaultSchedule(s.seed, len(c.parts)), time.Now(), &faultInjector{c: c}
+	defer injector.thaws.Wait()
+	for len(c.faults) < s.faults || time.Since(began) < s.least {
+		f := plan.next()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(f.after):
+		}
+		if err := c.reapOrphans(); err != nil {
+			return err
+		}
+		if err := injector.inject(f); err != nil {
+			return err
+		}
+	}
+	injector.thaws.Wait()
+	return errors.Join(injector.errs...)
+}
+
+// inject injects one fault. A process that is frozen continues later.
+func (j *faultInjector) inject(f plannedFault) error {
+	hit := []*restartedProcess{j.c.parts[f.part]}
+	switch f.kind {
+	case faultStalledStart:
+		hit = append(hit, j.c.partsNamed("nats")...)
+	case faultFrozenSessions:
+		hit = j.c.partsNamed("session-")
+	}
+	made := injectedFault{at: time.Now(), plannedFault: f}
+	for _, p := range hit {
+		made.parts = append(made.parts, p.name)
+	}
+	j.c.faults = append(j.c.faults, made)
+	fmt.Fprintf(os.Stderr, "%s  %s\n", made.at.Format(clockFormat), made)
+	switch f.kind {
+	case faultKill:
+		return hit[0].kill(f.length)
+	case faultStalledStart:
+		if err := hit[0].kill(0); err != nil {
+			return err
+		}
+		time.Sleep(f.delay)
+		return j.freeze(hit[1:], f.length)
+	}
+	return j.freeze(hit, f.length)
+}
+
+// freeze freezes processes, and continues them after the time length.
+func (j *faultInjector) freeze(parts []*restartedProcess, length time.Duration) error {
+	for _, p := range parts {
+		if err := p.freeze(); err != nil {
+			return err
+		}
+		j.thaws.Go(func() {
+			time.Sleep(length)
+			if err := p.thaw(); err != nil {
+				j.mu.Lock()
+				j.errs = append(j.errs, err)
+				j.mu.Unlock()
+			}
+		})
+	}
+	return nil
+}
+
+// partsNamed returns the processes whose names begin with prefix.
+func (c *cluster) partsNamed(prefix string) (list []*restartedProcess) {
+	for _, p := range c.parts {
+		if strings.HasPrefix(p.name, prefix) {
+			list = append(list, p)
+		}
+	}
+	return list
+}
