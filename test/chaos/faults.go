@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"strings"
 	"sync"
@@ -63,6 +65,8 @@ func (j *faultInjector) inject(f plannedFault) error {
 		if err := hit[0].kill(0); err != nil {
 			return err
 		}
+		service, _, _ := strings.Cut(hit[0].name, "-")
+		j.c.awaitConnection("spool-"+service, made.at)
 		time.Sleep(f.delay)
 		return j.freeze(hit[1:], f.length)
 	}
@@ -95,4 +99,35 @@ func (c *cluster) partsNamed(prefix string) (list []*restartedProcess) {
 		}
 	}
 	return list
+}
+
+const (
+	// connectionTimeout is the maximum time for which awaitConnection waits. NATS may be frozen by an earlier fault.
+	connectionTimeout = 3 * time.Second
+	// connzTimeout is the time limit of one request for the connections of NATS.
+	connzTimeout = 500 * time.Millisecond
+)
+
+// awaitConnection blocks until NATS has a connection with the given name that began after the time since, or until
+// connectionTimeout is over. A service sends the requests of its start in the first milliseconds after it has connected.
+func (c *cluster) awaitConnection(name string, since time.Time) {
+	client := http.Client{Timeout: connzTimeout}
+	for time.Since(since) < connectionTimeout {
+		var list struct {
+			Connections []struct {
+				Name  string
+				Start time.Time
+			}
+		}
+		resp, err := client.Get("http://" + c.natsHTTP + "/connz?limit=4096")
+		if err == nil {
+			err = errors.Join(json.NewDecoder(resp.Body).Decode(&list), resp.Body.Close())
+		}
+		for _, conn := range list.Connections {
+			if err == nil && conn.Name == name && conn.Start.After(since) {
+				return
+			}
+		}
+		time.Sleep(time.Millisecond)
+	}
 }

@@ -46,7 +46,7 @@ type injectedFault struct {
 func (f injectedFault) String() string {
 	switch f.kind {
 	case faultStalledStart:
-		return fmt.Sprintf("freeze of nats for %s, %s after a start of %s", f.length, f.delay, f.parts[0])
+		return fmt.Sprintf("freeze of nats for %s, %s after a new %s connected", f.length, f.delay, f.parts[0])
 	case faultFreeze, faultFrozenSessions:
 		return fmt.Sprintf("freeze of %s for %s", strings.Join(f.parts, ", "), f.length)
 	}

@@ -28,7 +28,7 @@ type plannedFault struct {
 	part   int           // number of the process that is hit; not used by faultFrozenSessions
 	kind   faultKind
 	length time.Duration // time until the process continues or is started again
-	delay  time.Duration // of faultStalledStart: time from the start of the service to the freeze of NATS
+	delay  time.Duration // of faultStalledStart: time from the service's connection to NATS to the freeze of NATS
 }
 
 // faultSchedule is an endless pseudo-random sequence of faults. The same seed results in the same sequence.
@@ -48,7 +48,7 @@ func (s *faultSchedule) next() plannedFault {
 	switch s.r.IntN(10) {
 	case 0: // longer than a request of a service waits
 		f.kind, f.part = faultStalledStart, firstService+s.r.IntN(s.parts-firstService)
-		f.length, f.delay = 6*time.Second+2*f.length, time.Duration(s.r.IntN(500))*time.Millisecond
+		f.length, f.delay = 6*time.Second+2*f.length, time.Duration(s.r.IntN(5000))*time.Microsecond
 	case 1:
 		f.kind = faultFrozenSessions
 	case 2, 3, 4, 5:
