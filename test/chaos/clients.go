@@ -32,18 +32,19 @@ const (
 
 // clientDriver runs all clients of a run of the chaos test, and stores what they have received.
 type clientDriver struct {
-	c        *cluster
-	mu       sync.Mutex
-	accepted map[string]string // session by execution
-	open     map[string]bool   // executions whose end no client has received
-	ended    map[string]bool   // ended executions; a client may receive the end before the answer to its message
-	clients  []*followingClient
-	retries  int
-	refused  []string // valid cursors that were refused, and answers that no client should receive
-	received time.Time
-	stall    time.Duration // longest time in which no client received an event while a query was open
-	posts    sync.WaitGroup
-	deleted  int // sessions that were deleted during the faults
+	c         *cluster
+	mu        sync.Mutex
+	accepted  map[string]string // session by execution
+	open      map[string]bool   // executions whose end no client has received
+	ended     map[string]bool   // ended executions; a client may receive the end before the answer to its message
+	clients   []*followingClient
+	retries   int
+	refused   []string // valid cursors that were refused, and answers that no client should receive
+	received  time.Time
+	stall     time.Duration // longest time in which no client received an event while a query was open
+	posts     sync.WaitGroup
+	followers sync.WaitGroup // end with the context of startClients
+	deleted   int            // sessions that were deleted during the faults
 }
 
 // followingClient receives the events of one session over SSE or a WebSocket, and stores them.
@@ -126,10 +127,12 @@ func (d *clientDriver) recordViolation(format string, args ...any) {
 	d.refused = append(d.refused, fmt.Sprintf(format, args...))
 }
 
-// createSession creates a session, with key as the idempotency key, and returns the session's id.
-func (d *clientDriver) createSession(ctx context.Context, key string) (string, error) {
+// createSession creates a session with a budget, which may be empty, with key as the idempotency key, and returns the
+// session's id.
+func (d *clientDriver) createSession(ctx context.Context, key string, budget events.Budget) (string, error) {
 	var s struct{ SessionID string }
-	status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/sessions", key, map[string]any{"architecture": "spool"}, &s)
+	body := map[string]any{"architecture": "spool", "sessionOptions": map[string]any{"budget": budget}}
+	status, answer, err := d.sendUntilAnswered(ctx, http.MethodPost, "/api/sessions", key, body, &s)
 	if err == nil && status != http.StatusCreated {
 		err = fmt.Errorf("create answered %d %s", status, answer)
 	}

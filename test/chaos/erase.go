@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/topology"
 )
 
@@ -26,7 +27,7 @@ const erasureMarker = "to-be-erased"
 func (d *clientDriver) createAndDelete(ctx context.Context, until <-chan struct{}, r *rand.Rand) {
 	defer d.posts.Done()
 	for n := 0; ; n++ {
-		id, err := d.createSession(ctx, fmt.Sprintf("deleted-%d", n))
+		id, err := d.createSession(ctx, fmt.Sprintf("deleted-%d", n), events.Budget{})
 		if err == nil {
 			err = d.postAndDelete(ctx, until, id, fmt.Sprintf("%s %s", messageTexts[r.IntN(len(messageTexts))], erasureMarker), time.Duration(r.IntN(6000))*time.Millisecond)
 		}

@@ -15,7 +15,6 @@ import (
 	"os/signal"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -33,6 +32,9 @@ const (
 	// verifyTimeout is the time limit of "spool verify" and "spool rebuild" together.
 	verifyTimeout = 3 * time.Minute
 )
+
+// sessionBudgets are the budgets of sessions that have one. A run uses them up.
+var sessionBudgets = []events.Budget{{Turns: 8}, {Tokens: 1000}}
 
 // settings are the flags of the chaos test's command line.
 type settings struct {
@@ -88,8 +90,9 @@ func runChaos(ctx context.Context, s settings) (err error) {
 	fmt.Printf("seed %d, folder %s\n", s.seed, s.dir)
 	c, err := startCluster(ctx, s.bin, s.dir)
 	defer func() {
-		writeUnexpectedEnds(os.Stdout, c.unexpectedEnds(), c.faults)
-		err = errors.Join(err, c.stopAll(), c.killRemainingProcesses())
+		ends := c.unexpectedEnds()
+		writeUnexpectedEnds(os.Stdout, ends, c.faults)
+		err = errors.Join(err, unexplainedEnds(ends, c.faults), c.stopAll(), c.killRemainingProcesses())
 	}()
 	if err != nil {
 		return err
@@ -103,27 +106,13 @@ func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
 	d := &clientDriver{c: c, accepted: map[string]string{}, open: map[string]bool{}, ended: map[string]bool{}}
 	following, stop := context.WithCancel(ctx)
 	defer stop()
-	var followers sync.WaitGroup
 	calm := make(chan struct{})
-	var sessions []string
-	for n := range s.sessions {
-		id, err := d.createSession(ctx, fmt.Sprintf("session-%d", n))
-		if err != nil {
-			return err
-		}
-		sessions = append(sessions, id)
-		for i, kind := range []string{"SSE", "WebSocket"} {
-			cl := &followingClient{kind: kind, session: id}
-			d.clients = append(d.clients, cl)
-			followers.Go(func() { d.followSession(following, cl, n+i) })
-		}
-		d.posts.Add(1)
-		go d.postMessages(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
+	sessions, budgets, err := d.startClients(ctx, following, s, calm)
+	if err != nil {
+		return err
 	}
-	d.posts.Add(1)
-	go d.createAndDelete(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(s.sessions)+2))) //nolint:gosec // runs must be repeatable
 	began := time.Now()
-	err := injectFaults(ctx, c, s)
+	err = injectFaults(ctx, c, s)
 	close(calm)
 	if err != nil {
 		return err
@@ -138,10 +127,13 @@ func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
 		return err
 	}
 	stop()
-	followers.Wait()
+	d.followers.Wait()
 	var errs []error
-	for _, why := range append(check.CompareWithLog(observed), d.refused...) {
+	for _, why := range slices.Concat(check.CompareWithLog(observed), check.CheckBudgets(budgets, observed.Log), d.refused) {
 		errs = append(errs, errors.New(why))
+	}
+	if !check.HasRefusals(budgets, observed.Log) {
+		errs = append(errs, errors.New("a session did not use up its budget, so the run proves nothing about it"))
 	}
 	if !slices.ContainsFunc(observed.Streams, func(s check.ClientRecord) bool { return len(s.Pieces) > 0 }) {
 		errs = append(errs, errors.New("no client received text in flight, so the run proves nothing about it"))
@@ -151,47 +143,31 @@ func testUnderFaults(ctx context.Context, c *cluster, s settings) error {
 	return errors.Join(errs...)
 }
 
-// injectFaults injects the number of faults that the settings demand, and returns when no process is frozen any more.
-func injectFaults(ctx context.Context, c *cluster, s settings) error {
-	plan, began := newFaultSchedule(s.seed, len(c.parts)), time.Now()
-	var thaws sync.WaitGroup
-	defer thaws.Wait()
-	var mu sync.Mutex
-	var errs []error
-	for len(c.faults) < s.faults || time.Since(began) < s.least {
-		f := plan.next()
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(f.after):
+// startClients creates the sessions of a run, starts two clients that follow each of them until following ends, and the
+// clients that post messages until the channel calm is closed. It returns the ids of the sessions, and the budgets of
+// those that have one.
+func (d *clientDriver) startClients(ctx, following context.Context, s settings, calm <-chan struct{}) (sessions []string, budgets map[string]events.Budget, err error) {
+	budgets = map[string]events.Budget{}
+	for n, budget := range append(make([]events.Budget, s.sessions), sessionBudgets...) {
+		id, err := d.createSession(ctx, fmt.Sprintf("session-%d", n), budget)
+		if err != nil {
+			return nil, nil, err
 		}
-		if err := c.reapOrphans(); err != nil {
-			return err
+		sessions = append(sessions, id)
+		if budget != (events.Budget{}) {
+			budgets[id] = budget
 		}
-		p := c.parts[f.part]
-		made := injectedFault{time.Now(), p.name, f}
-		c.faults = append(c.faults, made)
-		fmt.Fprintf(os.Stderr, "%s  %s\n", made.at.Format(clockFormat), made)
-		if !f.freeze {
-			if err := p.kill(f.length); err != nil {
-				return err
-			}
-			continue
+		for i, kind := range []string{"SSE", "WebSocket"} {
+			cl := &followingClient{kind: kind, session: id}
+			d.clients = append(d.clients, cl)
+			d.followers.Go(func() { d.followSession(following, cl, n+i) })
 		}
-		if err := p.freeze(); err != nil {
-			return err
-		}
-		thaws.Go(func() {
-			time.Sleep(f.length)
-			if err := p.thaw(); err != nil {
-				mu.Lock()
-				errs = append(errs, err)
-				mu.Unlock()
-			}
-		})
+		d.posts.Add(1)
+		go d.postMessages(ctx, calm, id, rand.New(rand.NewPCG(s.seed, uint64(n)+2))) //nolint:gosec // runs must be repeatable
 	}
-	thaws.Wait()
-	return errors.Join(errs...)
+	d.posts.Add(1)
+	go d.createAndDelete(ctx, calm, rand.New(rand.NewPCG(s.seed, uint64(len(sessions))+2))) //nolint:gosec // runs must be repeatable
+	return sessions, budgets, nil
 }
 
 // resumeExecutions resumes every execution that has not ended, because a client may have paused it.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -35,19 +36,25 @@ type unexpectedEnd struct {
 	lines  []string // the last lines of its log
 }
 
-// injectedFault is a fault, the time at which it was injected, and the process that it hit.
+// injectedFault is a fault, the time at which it was injected, and the processes that it hit.
 type injectedFault struct {
-	at   time.Time
-	part string
+	at    time.Time
+	parts []string
 	plannedFault
 }
 
 func (f injectedFault) String() string {
-	if f.freeze {
-		return fmt.Sprintf("freeze of %s for %s", f.part, f.length)
+	switch f.kind {
+	case faultStalledStart:
+		return fmt.Sprintf("freeze of nats for %s, %s after a new %s connected", f.length, f.delay, f.parts[0])
+	case faultFreeze, faultFrozenSessions:
+		return fmt.Sprintf("freeze of %s for %s", strings.Join(f.parts, ", "), f.length)
 	}
-	return fmt.Sprintf("kill of %s for %s", f.part, f.length)
+	return fmt.Sprintf("kill of %s for %s", f.parts[0], f.length)
 }
+
+// hits reports whether the fault hit the process part.
+func (f injectedFault) hits(part string) bool { return slices.Contains(f.parts, part) }
 
 // lastLines returns the last lines of a log file, of those after the offset from.
 func lastLines(path string, from int64) []string {
@@ -75,11 +82,28 @@ func lastLines(path string, from int64) []string {
 // latest first.
 func possibleCauses(e unexpectedEnd, faults []injectedFault) (list []string) {
 	for _, f := range slices.Backward(faults) {
-		if before := e.at.Sub(f.at); before >= 0 && before <= maxCauseAge && (f.part == e.part || f.part == "nats" || f.part == "postgres") {
+		if before := e.at.Sub(f.at); before >= 0 && before <= maxCauseAge && (f.hits(e.part) || f.hits("nats") || f.hits("postgres")) {
 			list = append(list, fmt.Sprintf("%s (%.1f s before)", f, before.Seconds()))
 		}
 	}
 	return list
+}
+
+// unexplainedEnds returns an error that names the processes that ended although no fault explains it; nil if there are
+// none. NATS and the services wait while others are frozen or down, so nothing explains an end of theirs. A Postgres
+// refuses to start while processes of a killed one exist.
+func unexplainedEnds(ends []unexpectedEnd, faults []injectedFault) error {
+	var errs []error
+	for _, e := range ends {
+		explained := e.part == "postgres" && slices.ContainsFunc(faults, func(f injectedFault) bool {
+			before := e.at.Sub(f.at)
+			return f.kind == faultKill && f.hits(e.part) && before >= 0 && before <= maxCauseAge
+		})
+		if !explained {
+			errs = append(errs, fmt.Errorf("%s ended at %s although no fault explains it: %s", e.part, e.at.Format(clockFormat), e.status))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // digitsPattern matches each number in a log line.
@@ -119,7 +143,7 @@ func writeUnexpectedEnds(w io.Writer, ends []unexpectedEnd, faults []injectedFau
 
 // unexpectedEnds returns the ends of all processes that no fault caused.
 func (c *cluster) unexpectedEnds() (list []unexpectedEnd) {
-	for _, p := range c.parts {
+	for _, p := range c.allProcesses() {
 		p.mu.Lock()
 		list = append(list, p.ends...)
 		p.mu.Unlock()
@@ -130,7 +154,7 @@ func (c *cluster) unexpectedEnds() (list []unexpectedEnd) {
 // printReport prints the counts of a run of the chaos test: faults, sessions, queries, events and connections. faulty
 // is the time in which faults were injected.
 func (d *clientDriver) printReport(c *cluster, s settings, e check.Observations, faulty time.Duration) {
-	total, connections, kills, pieces, seen := 0, 0, 0, 0, map[string]bool{}
+	total, connections, pieces, seen := 0, 0, 0, map[string]bool{}
 	for _, list := range e.Log {
 		total += len(list)
 	}
@@ -141,12 +165,12 @@ func (d *clientDriver) printReport(c *cluster, s settings, e check.Observations,
 			seen[p.Block] = true
 		}
 	}
+	kinds := map[faultKind]int{}
 	for _, f := range c.faults {
-		if !f.freeze {
-			kills++
-		}
+		kinds[f.kind]++
 	}
-	fmt.Printf("seed %d: %d faults (%d kills, %d freezes) in %s\n", s.seed, len(c.faults), kills, len(c.faults)-kills, faulty.Round(time.Second))
+	fmt.Printf("seed %d: %d faults (%d kills, %d freezes, %d starts while NATS is frozen, %d freezes of all session services) in %s\n", s.seed,
+		len(c.faults), kinds[faultKill], kinds[faultFreeze], kinds[faultStalledStart], kinds[faultFrozenSessions], faulty.Round(time.Second))
 	fmt.Printf("%d sessions, %d queries, %d events; %d clients over %d connections; %d requests repeated\n", len(e.Log), len(e.Accepted), total, len(d.clients), connections, d.retries)
 	fmt.Printf("%d more sessions were deleted meanwhile, and erased\n", d.deleted)
 	fmt.Printf("clients received %d pieces of text in flight, of %d blocks\n", pieces, len(seen))

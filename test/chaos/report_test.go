@@ -40,7 +40,7 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 			t.Errorf("after the stop there are %d ends", n)
 		}
 	})
-	f := injectedFault{time.Now(), "session-0", plannedFault{length: time.Millisecond}}
+	f := injectedFault{time.Now(), []string{"session-0"}, plannedFault{length: time.Millisecond}}
 	if err := p.kill(f.length); err != nil {
 		t.Fatal(err)
 	}
@@ -68,12 +68,12 @@ func TestProcess_RecordsEndsThatWereNotInjected(t *testing.T) {
 func TestWriteEnds_NamesCauses(t *testing.T) {
 	t.Parallel()
 	at := time.Now()
-	before := func(d time.Duration, part string, freeze bool) injectedFault {
-		return injectedFault{at.Add(-d), part, plannedFault{freeze: freeze, length: 5 * time.Second}}
+	before := func(d time.Duration, part string, kind faultKind) injectedFault {
+		return injectedFault{at.Add(-d), []string{part}, plannedFault{kind: kind, length: 5 * time.Second}}
 	}
 	faults := []injectedFault{
-		before(time.Minute, "nats", false), before(4*time.Second, "nats", true), before(3*time.Second, "session-1", false),
-		before(time.Second, "session-0", false), before(-time.Second, "nats", false),
+		before(time.Minute, "nats", faultKill), before(4*time.Second, "nats", faultFreeze), before(3*time.Second, "session-1", faultKill),
+		before(time.Second, "session-0", faultKill), before(-time.Second, "nats", faultKill),
 	}
 	var out strings.Builder
 	same := func(n int) unexpectedEnd {
@@ -90,5 +90,28 @@ func TestWriteEnds_NamesCauses(t *testing.T) {
 	}
 	if strings.Contains(out.String(), "22 ms") {
 		t.Errorf("the report repeats lines:\n%s", &out)
+	}
+}
+
+// TestUnexplainedEnds_FailTheRun tests that only an end of Postgres shortly after a kill of Postgres is explained by a
+// fault: services wait for NATS and Postgres, also after a kill of their own.
+func TestUnexplainedEnds_FailTheRun(t *testing.T) {
+	t.Parallel()
+	at := time.Now()
+	kill := func(part string, before time.Duration) injectedFault {
+		return injectedFault{at.Add(-before), []string{part}, plannedFault{kind: faultKill}}
+	}
+	faults := []injectedFault{
+		kill("postgres", time.Second), kill("session-0", time.Second),
+		{at.Add(-time.Second), []string{"executor-0", "nats"}, plannedFault{kind: faultStalledStart}},
+		{at.Add(-time.Second), []string{"session-0", "session-1"}, plannedFault{kind: faultFrozenSessions}},
+	}
+	for part, explained := range map[string]bool{"postgres": true, "session-0": false, "executor-0": false, "nats": false, "gateway-0": false, "mockllm": false} {
+		if err := unexplainedEnds([]unexpectedEnd{{part: part, at: at, status: "exit status 1"}}, faults); (err == nil) != explained {
+			t.Errorf("an end of %s: %v, want explained %v", part, err, explained)
+		}
+	}
+	if err := unexplainedEnds([]unexpectedEnd{{part: "postgres", at: at}}, []injectedFault{kill("postgres", time.Hour)}); err == nil {
+		t.Error("an end of Postgres an hour after the last fault is explained")
 	}
 }

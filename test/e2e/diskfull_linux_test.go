@@ -13,8 +13,8 @@ import (
 )
 
 // TestDiskFull_ExecutionsGoOnWithoutARestartOfServices tests that executions that stand still because the disk of NATS
-// has no space end within 30 s after it has space again, that readiness names the streams meanwhile, and that the log
-// is sound.
+// has no space end within 30 s after it has space again, that readiness and spool doctor name the streams meanwhile,
+// and that the log is sound.
 func TestDiskFull_ExecutionsGoOnWithoutARestartOfServices(t *testing.T) {
 	t.Parallel()
 	disk := natstest.MountSmallDisk(t)
@@ -32,6 +32,13 @@ func TestDiskFull_ExecutionsGoOnWithoutARestartOfServices(t *testing.T) {
 	for _, x := range executions {
 		harness.Eventually(t, "the execution runs", func() bool { return phase(x) == "running" })
 	}
+	doctor := func() string {
+		_, out, _ := c.RunCLI(t, t.TempDir(), t.TempDir(), "doctor")
+		return out
+	}
+	if out := doctor(); !strings.Contains(out, " is ready: ") {
+		t.Errorf("spool doctor before the disk is full:\n%s", out)
+	}
 	disk.Fill()
 	if err := os.WriteFile(flag, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -41,6 +48,9 @@ func TestDiskFull_ExecutionsGoOnWithoutARestartOfServices(t *testing.T) {
 		status := c.Call(0, http.MethodGet, "/readyz", nil, &r)
 		return status == http.StatusServiceUnavailable && strings.Contains(r.Checks["nats"], "EVENTS-0") && strings.Contains(r.Checks["nats"], "no space left")
 	})
+	if out := doctor(); !strings.Contains(out, "NATS cannot use streams") {
+		t.Errorf("spool doctor does not report the streams:\n%s", out)
+	}
 	disk.Free()
 	deadline := time.Now().Add(natstest.RecoveryTimeout)
 	for _, x := range executions {
