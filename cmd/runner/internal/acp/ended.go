@@ -80,7 +80,7 @@ func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
 		e.Usage = s.seen // the sum over messages: agents tend to report only the last message
 	}
 	if e.Outcome == runner.OutcomeCompleted {
-		e.Result = s.main.last
+		e.Result = s.main.answer.String()
 	}
 	s.completeOpenBlocks(t)
 	e.CostUSD = s.turnCost()

@@ -102,7 +102,7 @@ func (s *session) turnOutcome(r resultLine) runner.TurnEnd {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
 	case !r.IsError:
-		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: r.Result}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.resultText(r.Result)}
 	case s.isInterrupted() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
 		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 	case r.Subtype == "success":

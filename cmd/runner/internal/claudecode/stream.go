@@ -10,11 +10,11 @@ import (
 
 // conversation is the state of the conversation of the main agent or of a sub-agent.
 type conversation struct {
-	id       string
-	block    string // the subagent block, "" for the agent itself
-	parent   string // id of the parent conversation
-	lastText string // its last text
-	answer   streamedAnswer
+	id     string
+	block  string // the subagent block, "" for the agent itself
+	parent string // id of the parent conversation
+	last   lastAnswer
+	answer streamedAnswer
 }
 
 // streamedAnswer is an answer of the model that the CLI is streaming. If the stream breaks in its first block, the CLI repeats the request without
@@ -191,11 +191,11 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t 
 	if b != nil {
 		b.stated = true
 	}
+	c.last.add(p)
 	var block events.Block
 	switch p.Type {
 	case "text":
 		block = events.Block{Kind: events.KindAssistantText, Content: p.Text, Model: p.message.Model}
-		c.lastText = p.Text
 	case "thinking":
 		block = events.Block{Kind: events.KindThinking, Content: p.Thinking}
 	case "redacted_thinking":

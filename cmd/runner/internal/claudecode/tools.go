@@ -157,7 +157,7 @@ func (s *session) finishSubagent(sub *conversation, p callResult, took time.Dura
 	if json.Unmarshal(p.structured, &own) == nil && len(own.Content) > 0 {
 		// The CLI's note to the model about how to go on is left out.
 		said = own.Content.text()
-		if said != sub.lastText {
+		if said != sub.last.lines() {
 			t.AddBlock(sub.id, events.Block{Kind: events.KindAssistantText, Content: said, Model: sub.answer.model})
 		}
 	}

@@ -133,7 +133,7 @@ func (s *session) turnOutcome(u turnInfo) runner.TurnEnd {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
 	case u.Status == "completed":
-		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.turn.result}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.turn.answer.String()}
 	case u.Status == "interrupted" && s.isInterrupted():
 		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 	case u.Status == "failed":
