@@ -248,7 +248,7 @@ func (s *session) handleSyntheticMessage(l outputLine, m apiMessage, c *conversa
 		return
 	}
 	s.turn.why = why
-	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelErrorCode(0, why), Message: text, Anchor: anchor})
+	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelErrorCode(0, why, text), Message: text, Anchor: anchor})
 }
 
 // addUsage returns the sum of two token counts. A counter that would overflow has its largest value.

@@ -8,6 +8,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
 // answerAssembly assembles an answer of the model from the chunks of a stream.
@@ -85,7 +87,7 @@ func (a *answerAssembly) addFinish(reason string) {
 	case finishFiltered:
 		a.failed = &Error{Code: "MODEL_ERROR", Message: "the model's provider withheld the answer (" + reason + ")"}
 	case finishContext:
-		a.failed = &Error{Code: CodeContextExceeded, Message: contextExceededHelp + " (" + reason + ")"}
+		a.failed = &Error{Code: agent.CodeContextExceeded, Message: contextExceededHelp + " (" + reason + ")"}
 	case finishUnknown:
 		a.failed = &Error{Code: "MODEL_ERROR", Message: fmt.Sprintf("the model's answer ended with the reason %.100q, which is not a success", reason)}
 	}

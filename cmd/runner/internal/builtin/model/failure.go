@@ -6,9 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strconv"
 	"strings"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
 // failure is an error that an endpoint reports, by its HTTP status or within a stream.
@@ -111,25 +112,6 @@ func codeOf(v any) (name string, status int) {
 	return name, status
 }
 
-// contextCodes are the names that endpoints use for a conversation that is longer than the context window.
-var contextCodes = map[string]bool{
-	"context_length_exceeded": true, "context_window_exceeded": true, "exceed_context_size_error": true, "string_above_max_length": true, "request_too_large": true,
-}
-
-// contextText matches the texts with which endpoints say that a conversation is longer than the context window.
-var contextText = regexp.MustCompile(`(?i)context[ _-]?(length|window|size)|(prompt|input|request)( token count)?( \([^)]*\))? (is too long|exceeds)|too many (input )?tokens|reduce the length`)
-
-// isContextExceeded reports whether the conversation was longer than the model's context window.
-func (f *failure) isContextExceeded() bool {
-	switch f.status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusTooManyRequests:
-		return false
-	case http.StatusRequestEntityTooLarge:
-		return true
-	}
-	return contextCodes[strings.ToLower(f.code)] || contextText.MatchString(f.message)
-}
-
 // contextExceededHelp follows the endpoint's own words in the message of MODEL_CONTEXT_EXCEEDED.
 const contextExceededHelp = "the conversation is longer than the model's context window: fork the session before its large messages, or choose a model with a larger window"
 
@@ -139,16 +121,19 @@ func (f *failure) modelError(model string) *Error {
 	if said != "" {
 		said = ": " + said
 	}
-	e := &Error{Code: "MODEL_ERROR", Err: f}
+	e := &Error{Code: agent.ModelErrorCode(f.status, f.code+" "+f.message), Err: f}
+	if f.code == "model_not_found" {
+		e.Code = "MODEL_NOT_FOUND" // also of a bad request
+	}
 	switch {
-	case f.isContextExceeded():
-		e.Code, e.Message = CodeContextExceeded, contextExceededHelp+said
-	case f.status == http.StatusUnauthorized || f.status == http.StatusForbidden:
-		e.Code, e.Message = "MODEL_UNAUTHORIZED", fmt.Sprintf("the model's endpoint refused the key (%d)%s", f.status, said)
-	case f.status == http.StatusNotFound || f.code == "model_not_found":
-		e.Code, e.Message = "MODEL_NOT_FOUND", fmt.Sprintf("the endpoint does not know the model %q%s", model, said)
-	case f.status == http.StatusTooManyRequests:
-		e.Code, e.Message = "MODEL_RATE_LIMITED", "the model's endpoint is rate limited"+said
+	case e.Code == agent.CodeContextExceeded:
+		e.Message = contextExceededHelp + said
+	case e.Code == "MODEL_UNAUTHORIZED":
+		e.Message = fmt.Sprintf("the model's endpoint refused the key (%d)%s", f.status, said)
+	case e.Code == "MODEL_NOT_FOUND":
+		e.Message = fmt.Sprintf("the endpoint does not know the model %q%s", model, said)
+	case e.Code == "MODEL_RATE_LIMITED":
+		e.Message = "the model's endpoint is rate limited" + said
 	case f.status == 0:
 		e.Message = "the model's endpoint reported an error" + said
 	default:

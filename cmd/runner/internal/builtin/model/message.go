@@ -9,13 +9,8 @@ import (
 	"strings"
 )
 
-// The codes of failures that have more than one source.
-const (
-	// CodeContextExceeded means that the conversation is longer than the model's context window.
-	CodeContextExceeded = "MODEL_CONTEXT_EXCEEDED"
-	// CodeEmptyAnswer means that the model answered with neither text nor a tool call.
-	CodeEmptyAnswer = "MODEL_EMPTY_ANSWER"
-)
+// CodeEmptyAnswer is the code of a turn in which the model answered with neither text nor a tool call.
+const CodeEmptyAnswer = "MODEL_EMPTY_ANSWER"
 
 // Role is the author of a message.
 type Role string
