@@ -66,7 +66,7 @@ func (a *answerAssembly) addChunk(c wireChunk) {
 			a.each(piece)
 		}
 		for _, p := range d.calls() {
-			a.addCallPiece(p)
+			a.addCallPiece(p, choice.Delta == nil)
 		}
 		if choice.Finish != "" {
 			a.addFinish(choice.Finish)
@@ -93,11 +93,12 @@ func (a *answerAssembly) addFinish(reason string) {
 	}
 }
 
-// addCallPiece adds a piece of a tool call to the answer. It reports the call when its name is known.
-func (a *answerAssembly) addCallPiece(p wireCall) {
+// addCallPiece adds a piece of a tool call to the answer. It reports the call when its name is known. whole reports whether the piece is a whole call,
+// of an answer that is not streamed.
+func (a *answerAssembly) addCallPiece(p wireCall, whole bool) {
 	piece := p.Function.arguments()
 	c := a.callOf(p)
-	if c != nil && c.isEndedBy(p, piece) {
+	if c != nil && (whole || c.isEndedBy(p, piece)) {
 		c = nil
 	}
 	if c == nil {
