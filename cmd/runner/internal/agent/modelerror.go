@@ -10,7 +10,7 @@ import (
 const CodeContextExceeded = "MODEL_CONTEXT_EXCEEDED"
 
 // contextExceeded matches the names and the texts with which model APIs and agents say that a conversation is longer than the context window.
-var contextExceeded = regexp.MustCompile(`(?i)context[ _-]?(length|window|size)|string_above_max_length|request_too_large|prompt_too_long|` +
+var contextExceeded = regexp.MustCompile(`(?i)context[ _-]?(length|window|size)|context exceeds|string_above_max_length|request_too_large|prompt_too_long|` +
 	`(prompt|input|request)( token count)?( \([^)]*\))? (is too long|is too large|exceeds)|too many (input )?tokens|reduce the length`)
 
 // ModelErrorCode returns Spool's error code for a failure of the model API: by its HTTP status, 0 if that is not known, and by the name and the text

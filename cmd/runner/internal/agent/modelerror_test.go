@@ -13,6 +13,7 @@ func TestModelErrorCode_NamesAContextThatIsTooLong(t *testing.T) {
 		"prompt is too long: 210000 tokens > 200000 maximum":                                                  agent.CodeContextExceeded,
 		"The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).":             agent.CodeContextExceeded,
 		"the request exceeds the available context size, try increasing it":                                   agent.CodeContextExceeded,
+		"Session too large to compact - context exceeds model limit even after stripping media":               agent.CodeContextExceeded, // of OpenCode
 		"contextWindowExceeded": agent.CodeContextExceeded,
 		"Your input exceeds the context window of this model. Please adjust your input and try again.": agent.CodeContextExceeded,
 		"Please reduce the length of the messages or completion.":                                      agent.CodeContextExceeded,
