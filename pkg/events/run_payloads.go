@@ -59,7 +59,7 @@ type ExecutionCompleted struct {
 	DurationMs uint32  `json:"durationMs"` // since the first claim
 	Usage      Usage   `json:"usage"`
 	CostUSD    float64 `json:"costUsd,omitempty"` // as the agent computes it
-	Result     string  `json:"result,omitempty"`  // the agent's final text
+	Result     string  `json:"result,omitempty"`  // the agent's whole last answer
 }
 
 // ExecutionFailed ends an execution whose query was not answered.

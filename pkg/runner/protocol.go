@@ -303,9 +303,9 @@ const (
 // TurnEnd is the data of a journal line of type TurnEnded.
 type TurnEnd struct {
 	Outcome Outcome      `json:"outcome"`
-	Code    string       `json:"code,omitempty"` // for OutcomeFailed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
+	Code    string       `json:"code,omitempty"` // for OutcomeFailed: AGENT_NOT_FOUND, AGENT_EXITED, AGENT_PROTOCOL, MODEL_CONTEXT_EXCEEDED, MODEL_EMPTY_ANSWER, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED, AGENT_SILENT, TURN_LIMIT (too many model calls), DISK_LIMIT, OUT_OF_MEMORY, INTERNAL
 	Message string       `json:"message,omitempty"`
-	Result  string       `json:"result,omitempty"` // the agent's final text
+	Result  string       `json:"result,omitempty"` // the agent's whole last answer
 	Usage   events.Usage `json:"usage"`
 	CostUSD float64      `json:"costUsd,omitempty"`
 }

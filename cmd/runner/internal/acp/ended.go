@@ -80,7 +80,7 @@ func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
 		e.Usage = s.seen // the sum over messages: agents tend to report only the last message
 	}
 	if e.Outcome == runner.OutcomeCompleted {
-		e.Result = s.main.last
+		e.Result = s.main.answer.String()
 	}
 	s.completeOpenBlocks(t)
 	e.CostUSD = s.turnCost()
@@ -143,7 +143,7 @@ func (s *session) requestErrorEnd(e *sdk.RequestError) runner.TurnEnd {
 // error code of the protocol, else the HTTP status in the error's text.
 func (s *session) errorCode(e *sdk.RequestError) string {
 	if s.status != 0 {
-		return ModelErrorCode(s.status)
+		return agent.ModelErrorCode(s.status, requestErrorText(e))
 	}
 	switch e.Code {
 	case -32000: // authentication required
@@ -156,22 +156,9 @@ func (s *session) errorCode(e *sdk.RequestError) string {
 		StatusCode int `json:"statusCode"`
 	}
 	if raw, err := json.Marshal(e.Data); err == nil && json.Unmarshal(raw, &data) == nil {
-		return ModelErrorCode(max(data.Status, data.StatusCode))
+		return agent.ModelErrorCode(max(data.Status, data.StatusCode), requestErrorText(e))
 	}
-	return "MODEL_ERROR"
-}
-
-// ModelErrorCode returns Spool's error code for the HTTP status with which the model API answered. A status of 0 means that the status is unknown.
-func ModelErrorCode(status int) string {
-	switch status {
-	case 401, 403:
-		return "MODEL_UNAUTHORIZED"
-	case 404:
-		return "MODEL_NOT_FOUND"
-	case 429:
-		return "MODEL_RATE_LIMITED"
-	}
-	return "MODEL_ERROR"
+	return agent.ModelErrorCode(0, requestErrorText(e))
 }
 
 // requestErrorText returns the text of an error that the agent answered. It includes the details, because agents put the useful part there.

@@ -87,6 +87,7 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn)
 	c := s.calls[u.ID]
 	if c == nil {
 		f.completeText(t, "")
+		f.answer.End()
 		s.shown = true
 		c = &runningCall{ToolCall: ToolCall{ID: u.ID, Repeated: f.depth > 0}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
 		s.calls[u.ID] = c

@@ -18,7 +18,9 @@ type conversation struct {
 	kind    events.BlockKind
 	message string // the agent's id of the text's message
 	said    []byte
-	last    string // the last text that was finished
+
+	answer   agent.AnswerText
+	answered string // the agent's id of the message of the answer
 }
 
 // conversationOf returns the conversation that belongs to a session of the protocol, or nil if the session is unknown.
@@ -180,7 +182,11 @@ func (f *conversation) completeText(t *agent.Turn, anchor string) {
 	}
 	t.CompleteBlock(f.block, func(b *events.Block) { b.Anchor = anchor })
 	if f.kind == events.KindAssistantText {
-		f.last = string(f.said)
+		if f.message != f.answered {
+			f.answer.End()
+		}
+		f.answer.Add(string(f.said))
+		f.answered = f.message
 	}
 	f.block, f.said = "", nil
 }

@@ -25,14 +25,15 @@ type toolCall struct {
 // callRunner runs the tool calls of one answer of the model, one at a time.
 type callRunner struct {
 	*turn
+	cut  bool        // the token limit cut the answer
 	open []*toolCall // calls whose permission was requested and that were not run, in the order of the answer
 }
 
 // runCalls runs the tool calls of an answer in order, and adds their results to the transcript. While a call waits for a person's decision, the
 // others run. When ctx ends, runCalls returns although calls are left. An error means that the transcript cannot be written.
-func (t *turn) runCalls(ctx context.Context, calls []model.Call) error {
-	r := callRunner{turn: t}
-	for _, call := range calls {
+func (t *turn) runCalls(ctx context.Context, answer model.Answer) error {
+	r := callRunner{turn: t, cut: answer.Cut}
+	for _, call := range answer.Message.Calls {
 		if ctx.Err() != nil {
 			break
 		}
@@ -55,6 +56,9 @@ func (t *turn) runCalls(ctx context.Context, calls []model.Call) error {
 func (r *callRunner) beginCall(call model.Call) error {
 	c := &toolCall{Call: call, ref: r.record.OpenBlock(events.Block{Kind: events.KindToolResult, ToolUseID: call.ID})}
 	failed := r.runRecovered(c, func() tool.Result {
+		if err := call.ArgumentsError(r.cut); err != nil {
+			return tool.Result{Code: tool.ExecutionError, Output: err.Error()}
+		}
 		i := slices.IndexFunc(r.tools, func(tl tool.Tool) bool { return tl.Name() == call.Name })
 		if i < 0 {
 			return tool.Result{Code: tool.ExecutionError, Output: fmt.Sprintf("there is no tool %q", call.Name)}

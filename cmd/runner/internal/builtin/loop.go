@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
@@ -92,9 +93,10 @@ func (t *turn) run(ctx context.Context) (runner.TurnEnd, error) {
 	case limit <= 0:
 		limit = DefaultMaxSteps
 	}
+	empty := false // the answer before was empty
 	for range limit {
 		answer, err := t.requestAnswer(ctx)
-		if !answer.Message.Partial || answer.Message.Text != "" {
+		if isKept(answer.Message) {
 			if addErr := t.said.AppendMessage(answer.Message); addErr != nil {
 				return runner.TurnEnd{}, addErr
 			}
@@ -105,10 +107,19 @@ func (t *turn) run(ctx context.Context) (runner.TurnEnd, error) {
 		if answer.Cut {
 			t.record.RecordEvent(events.Error{Code: "MODEL_OUTPUT_CUT", Message: "the model's answer was cut by its token limit"})
 		}
+		if answer.Message.IsEmpty() {
+			if empty || answer.Cut {
+				return emptyAnswerEnd(answer), nil
+			}
+			empty = true
+			t.record.RecordEvent(events.Log{Level: "warn", Message: "the model's answer has neither text nor a tool call: the request is sent once more"})
+			continue
+		}
+		empty = false
 		if len(answer.Message.Calls) == 0 {
 			return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: answer.Message.Text}, nil
 		}
-		if err := t.runCalls(ctx, answer.Message.Calls); err != nil {
+		if err := t.runCalls(ctx, answer); err != nil {
 			return runner.TurnEnd{}, err
 		}
 		if ctx.Err() != nil {
@@ -119,6 +130,21 @@ func (t *turn) run(ctx context.Context) (runner.TurnEnd, error) {
 		Outcome: runner.OutcomeFailed, Code: "TURN_LIMIT",
 		Message: fmt.Sprintf("the model was asked %d times in one turn without coming to an end; %s", limit, raise),
 	}, nil
+}
+
+// isKept reports whether an answer becomes a part of the conversation. An empty answer does not, because model APIs refuse it; of an answer that
+// was cut short, the text counts.
+func isKept(m model.Message) bool {
+	return !m.IsEmpty() && (!m.Partial || strings.TrimSpace(m.Text) != "")
+}
+
+// emptyAnswerEnd returns the outcome of a turn whose last answer has neither text nor a tool call.
+func emptyAnswerEnd(a model.Answer) runner.TurnEnd {
+	why := "the model answered with neither text nor a tool call, twice"
+	if a.Cut {
+		why = "the model reached its token limit before it answered with text or a tool call"
+	}
+	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: model.CodeEmptyAnswer, Message: why}
 }
 
 // userMessage converts a query to a message for the model.
@@ -283,7 +309,10 @@ func (s *answerBlocks) completeText(b events.Block) {
 func (s *answerBlocks) completeAnswer(a model.Answer, err error) {
 	status, last := events.StatusComplete, nextAnchor(s.said)
 	if err != nil {
-		status, last = events.StatusError, ""
+		status = events.StatusError
+	}
+	if err != nil || !isKept(a.Message) {
+		last = ""
 	}
 	anchorAt := func(isLast bool) string {
 		if isLast {

@@ -99,24 +99,12 @@ func (t *Transcript) AppendMessage(m model.Message) error {
 // Messages returns the messages of the conversation. The caller must not change them.
 func (t *Transcript) Messages() []model.Message { return t.messages }
 
-// answerOpenCalls appends a result with the text "[reason]" for each tool call that has no result, because every model API requires
-// one.
+// answerOpenCalls appends a result with the text "[reason]" for each tool call of the last answer that has no result, because every model API
+// requires one.
 func (t *Transcript) answerOpenCalls(reason string) error {
-	open := map[string]bool{}
-	var order []string
-	for _, m := range t.messages {
-		for _, c := range m.Calls {
-			open[c.ID] = true
-			order = append(order, c.ID)
-		}
-		delete(open, m.CallID)
-	}
-	for _, id := range order {
-		if open[id] {
-			delete(open, id)
-			if err := t.AppendMessage(model.Message{Role: model.RoleTool, CallID: id, Text: "[" + reason + "]"}); err != nil {
-				return err
-			}
+	for _, c := range model.OpenCalls(t.messages) {
+		if err := t.AppendMessage(model.Message{Role: model.RoleTool, CallID: c.ID, Text: "[" + reason + "]"}); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -111,11 +111,11 @@ func (s *session) turnOutcome(r resultLine) runner.TurnEnd {
 	message := cmp.Or(r.Result, strings.Join(r.Errors, "; "), r.Subtype)
 	switch {
 	case !r.IsError:
-		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: r.Result}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.resultText(r.Result)}
 	case s.isInterrupted() && (strings.HasPrefix(r.TerminalReason, "aborted") || r.Subtype == "error_during_execution"):
 		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 	case r.Subtype == "success":
-		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: modelErrorCode(r.APIErrorStatus, s.turn.why), Message: message}
+		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: modelErrorCode(r.APIErrorStatus, s.turn.why, r.TerminalReason+" "+message), Message: message}
 	}
 	code := "AGENT_PROTOCOL"
 	if r.Subtype == "error_max_turns" {
@@ -127,18 +127,20 @@ func (s *session) turnOutcome(r resultLine) runner.TurnEnd {
 	}
 }
 
-// modelErrorCode returns Spool's error code for a failure of the model: by the HTTP status of the API, or for status 0 by why, the CLI's name of
-// the failure.
-func modelErrorCode(status int, why string) string {
-	switch {
-	case status == 401, status == 403, status == 0 && why == "authentication_failed":
-		return "MODEL_UNAUTHORIZED"
-	case status == 404, status == 0 && (why == "model_not_found" || why == "not_found_error"):
-		return "MODEL_NOT_FOUND"
-	case status == 429, status == 0 && why == "rate_limit":
-		return "MODEL_RATE_LIMITED"
+// modelErrorCode returns Spool's error code for a failure of the model: by the HTTP status of the API and the message, or for status 0 by why, the
+// CLI's name of the failure, and the message.
+func modelErrorCode(status int, why, message string) string {
+	if status == 0 {
+		switch why {
+		case "authentication_failed":
+			return "MODEL_UNAUTHORIZED"
+		case "model_not_found", "not_found_error":
+			return "MODEL_NOT_FOUND"
+		case "rate_limit":
+			return "MODEL_RATE_LIMITED"
+		}
 	}
-	return "MODEL_ERROR"
+	return agent.ModelErrorCode(status, message)
 }
 
 // reportTranscript journals the path of the transcript of the CLI's session. It is called at the first line with the session's id and at the end

@@ -10,13 +10,13 @@ import (
 
 // conversation is the state of the conversation of the main agent or of a sub-agent.
 type conversation struct {
-	id       string
-	depth    uint32      // 0 for the main agent, 1 for its sub-agents, and so on
-	block    string      // the open subagent block; "" for none
-	parent   string      // id of the parent conversation
-	result   *callResult // of the sub-agent's call, until the end of its transcript was read
-	lastText string      // its last text
-	answer   streamedAnswer
+	id     string
+	depth  uint32      // 0 for the main agent, 1 for its sub-agents, and so on
+	block  string      // the open subagent block; "" for none
+	parent string      // id of the parent conversation
+	result *callResult // of the sub-agent's call, until the end of its transcript was read
+	last   lastAnswer
+	answer streamedAnswer
 }
 
 // streamedAnswer is an answer of the model that the CLI is streaming. If the stream breaks in its first block, the CLI repeats the request without
@@ -173,11 +173,11 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t 
 	if b != nil {
 		b.stated = true
 	}
+	c.last.add(p)
 	var block events.Block
 	switch p.Type {
 	case "text":
 		block = events.Block{Kind: events.KindAssistantText, Content: p.Text, Model: p.message.Model}
-		c.lastText = p.Text
 	case "thinking":
 		block = events.Block{Kind: events.KindThinking, Content: p.Thinking}
 	case "redacted_thinking":
@@ -230,7 +230,7 @@ func (s *session) handleSyntheticMessage(l outputLine, m apiMessage, c *conversa
 		return
 	}
 	s.turn.why = why
-	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelErrorCode(0, why), Message: text, Anchor: anchor})
+	t.AddBlock(c.id, events.Block{Kind: events.KindError, Code: modelErrorCode(0, why, text), Message: text, Anchor: anchor})
 }
 
 // addUsage returns the sum of two token counts. A counter that would overflow has its largest value.

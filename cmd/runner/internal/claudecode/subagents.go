@@ -212,9 +212,11 @@ func (s *session) endSubagent(sub *conversation, p callResult, t *agent.Turn) {
 	}
 }
 
-// endsWith reports whether the last text in the conversation of a sub-agent is the end of the result r of its call.
+// endsWith reports whether the last answer in the conversation of a sub-agent is the end of the result r of its call, or
+// the result the end of the answer.
 func (c *conversation) endsWith(r *callResult) bool {
-	return c.lastText != "" && strings.HasSuffix(r.subagentText(), c.lastText)
+	last, result := c.last.lines(), r.subagentText()
+	return last != "" && (strings.HasSuffix(result, last) || result != "" && strings.HasSuffix(last, result))
 }
 
 // subagentText returns the text of a sub-agent's result, without the note to the model about how to go on that the CLI adds.

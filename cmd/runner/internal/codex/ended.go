@@ -133,12 +133,13 @@ func (s *session) turnOutcome(u turnInfo) runner.TurnEnd {
 	why := cmp.Or(u.Error, s.turn.why, &turnError{})
 	switch {
 	case u.Status == "completed":
-		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.turn.result}
+		return runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: s.turn.answer.String()}
 	case u.Status == "interrupted" && s.isInterrupted():
 		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted}
 	case u.Status == "failed":
 		word, status := why.codeAndStatus()
-		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: modelErrorCode(word, status), Message: cmp.Or(innerErrorMessage(why.Message), word, "the turn failed")}
+		message := cmp.Or(innerErrorMessage(why.Message), word, "the turn failed")
+		return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: modelErrorCode(word, status, message), Message: message}
 	}
 	return runner.TurnEnd{
 		Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL",
@@ -146,20 +147,20 @@ func (s *session) turnOutcome(u turnInfo) runner.TurnEnd {
 	}
 }
 
-// modelErrorCode returns Spool's error code for a failure of the model API: by the HTTP status, or for status 0 by word, the CLI's name of the
-// failure.
-func modelErrorCode(word string, status int) string {
-	switch {
-	case status == 401, status == 403, word == "unauthorized":
+// modelErrorCode returns Spool's error code for a failure of the model API: by word, the CLI's name of the failure, or else by the HTTP status and the
+// message.
+func modelErrorCode(word string, status int, message string) string {
+	switch word {
+	case "unauthorized":
 		return "MODEL_UNAUTHORIZED"
-	case status == 404, word == "modelNotFound":
+	case "modelNotFound":
 		return "MODEL_NOT_FOUND"
-	case status == 429, word == "rateLimitExceeded", word == "usageLimitExceeded":
+	case "rateLimitExceeded", "usageLimitExceeded":
 		return "MODEL_RATE_LIMITED"
-	case word == "sandboxError", word == "threadRollbackFailed", word == "activeTurnNotSteerable":
+	case "sandboxError", "threadRollbackFailed", "activeTurnNotSteerable":
 		return "AGENT_PROTOCOL"
 	}
-	return "MODEL_ERROR"
+	return agent.ModelErrorCode(status, word+" "+message)
 }
 
 // innerErrorMessage extracts the message from the JSON of an error of the model API, which the CLI passes on unchanged when the status is 400.

@@ -60,6 +60,7 @@ func (s *session) handleItemStarted(n notification, t *agent.Turn) error {
 		return nil // handleItemCompleted logs the end of such an item
 	}
 	w := &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID), item: i}
+	s.endAnswerBefore(n.ThreadID, i)
 	switch i.Type {
 	case "userMessage":
 		return nil // shown when it is complete
@@ -157,6 +158,7 @@ func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
 	w := s.turn.items[at]
 	if w == nil {
 		w = &runningItem{thread: n.ThreadID, conv: s.conversationID(n.ThreadID)}
+		s.endAnswerBefore(n.ThreadID, i)
 		if i.Type != "subAgentActivity" && i.Type != "collabAgentToolCall" {
 			w.item = i
 			s.openCallBlock(w, t)
@@ -196,12 +198,28 @@ func (s *session) handleItemCompleted(n notification, t *agent.Turn) error {
 	return nil
 }
 
-// finishMessage completes the block of a message of the model. The last message of the main agent is the result of the turn.
+// answerOf returns the last answer of the agent of a thread, or nil if the thread is unknown.
+func (s *session) answerOf(thread string) *agent.AnswerText {
+	if thread == s.thread {
+		return &s.turn.answer
+	}
+	if c := s.turn.conversations[thread]; c != nil {
+		return &c.answer
+	}
+	return nil
+}
+
+// endAnswerBefore ends the last answer of a thread's agent if the item, which begins, is no part of an answer.
+func (s *session) endAnswerBefore(thread string, i threadItem) {
+	if a := s.answerOf(thread); a != nil && i.Type != "agentMessage" && i.Type != "reasoning" {
+		a.End()
+	}
+}
+
+// finishMessage completes the block of a message of the model. The last answer of the main agent is the result of the turn.
 func (s *session) finishMessage(w *runningItem, t *agent.Turn) {
-	if w.thread == s.thread {
-		s.turn.result = w.item.Text
-	} else if c := s.turn.conversations[w.thread]; c != nil {
-		c.lastText = w.item.Text
+	if a := s.answerOf(w.thread); a != nil {
+		a.Add(w.item.Text)
 	}
 	if w.block == "" {
 		t.AddBlock(w.conv, events.Block{Kind: events.KindAssistantText, Content: w.item.Text, Model: s.model, Anchor: w.anchor})

@@ -186,6 +186,9 @@ func (s *session) countUsage(n notification, t *agent.Turn) {
 // handleModelFailure handles a failed request to the model. It completes the blocks that the model was writing with status error, because they will
 // not continue. If the CLI does not retry, the failure becomes the reason why the turn fails.
 func (s *session) handleModelFailure(n notification, t *agent.Turn) {
+	if a := s.answerOf(n.ThreadID); a != nil {
+		a.End() // a repeated request gets another answer
+	}
 	for id, w := range s.turn.items {
 		if w.thread == n.ThreadID && w.half && w.block != "" {
 			t.CompleteBlock(w.block, func(b *events.Block) { b.Status = events.StatusError })

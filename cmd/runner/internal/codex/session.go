@@ -70,7 +70,7 @@ type turnState struct {
 	items         map[string]*runningItem  // not complete, by thread and item
 	todo          string                   // the open todo block
 	usage         tokenCounts
-	result        string                         // the agent's last message
+	answer        agent.AnswerText               // of the main agent
 	why           *turnError                     // the last failure that the CLI does not retry
 	early         map[string][]earlyNotification // by thread
 	kept          int                            // number of early notifications in all threads

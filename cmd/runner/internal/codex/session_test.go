@@ -301,6 +301,7 @@ func TestTurnEnd_HasTheCodeOfItsStatus(t *testing.T) {
 		{`"status":"failed"`, "failed", "MODEL_ERROR", "the turn failed"},
 		{`"status":"failed","error":{"message":"x","codexErrorInfo":"unauthorized"}`, "failed", "MODEL_UNAUTHORIZED", "x"},
 		{`"status":"failed","error":{"message":"x","codexErrorInfo":"modelNotFound"}`, "failed", "MODEL_NOT_FOUND", "x"},
+		{`"status":"failed","error":{"message":"x","codexErrorInfo":"contextWindowExceeded"}`, "failed", "MODEL_CONTEXT_EXCEEDED", "x"},
 		{`"status":"failed","error":{"message":"x","codexErrorInfo":"usageLimitExceeded"}`, "failed", "MODEL_RATE_LIMITED", "x"},
 		{`"status":"failed","error":{"message":"x","codexErrorInfo":{"responseTooManyFailedAttempts":{"httpStatusCode":429}}}`, "failed", "MODEL_RATE_LIMITED", "x"},
 		{`"status":"failed","error":{"message":"x","codexErrorInfo":{"httpConnectionFailed":{"httpStatusCode":null}}}`, "failed", "MODEL_ERROR", "x"},

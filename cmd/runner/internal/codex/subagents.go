@@ -11,12 +11,12 @@ import (
 
 // conversation is the state of the conversation of a thread, which belongs to the main agent or to a sub-agent.
 type conversation struct {
-	id       string
-	parent   string
-	depth    uint32 // 1 for a sub-agent of the main agent, 2 for one that it starts, and so on
-	block    string // the open block of a sub-agent
-	turn     string // the running turn of a sub-agent
-	lastText string
+	id     string
+	parent string
+	depth  uint32 // 1 for a sub-agent of the main agent, 2 for one that it starts, and so on
+	block  string // the open block of a sub-agent
+	turn   string // the running turn of a sub-agent
+	answer agent.AnswerText
 }
 
 // conversationID returns the id of the conversation that belongs to a thread.
@@ -125,7 +125,7 @@ func (s *session) closeSubagent(c *conversation, failed bool, t *agent.Turn) {
 		return
 	}
 	t.CompleteBlock(c.block, func(b *events.Block) {
-		b.Output, b.IsError = c.lastText, failed
+		b.Output, b.IsError = c.answer.String(), failed
 		if failed {
 			b.Status = events.StatusError
 		}

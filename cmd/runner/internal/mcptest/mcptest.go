@@ -129,8 +129,29 @@ type HTTPServer struct {
 // StartHTTPServer starts an HTTPServer that serves until the test ends.
 func StartHTTPServer(t testing.TB) *HTTPServer {
 	t.Helper()
+	return startHTTPServer(t, newServer)
+}
+
+// StartHTTPServerWithTools is StartHTTPServer for a server with other tools: each returns its own name, and its schema is an object without
+// properties.
+func StartHTTPServerWithTools(t testing.TB, names ...string) *HTTPServer {
+	t.Helper()
+	return startHTTPServer(t, func() *mcp.Server {
+		s := mcp.NewServer(&mcp.Implementation{Name: "mcptest", Version: "1"}, nil)
+		for _, name := range names {
+			s.AddTool(&mcp.Tool{Name: name, InputSchema: json.RawMessage(`{"type":"object"}`)}, func(context.Context, *mcp.CallToolRequest) (*mcp.CallToolResult, error) {
+				return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: "this is " + name}}}, nil
+			})
+		}
+		return s
+	})
+}
+
+// startHTTPServer starts an HTTPServer that serves a new server to every session.
+func startHTTPServer(t testing.TB, server func() *mcp.Server) *HTTPServer {
+	t.Helper()
 	w := &HTTPServer{}
-	handler := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return newServer() }, nil)
+	handler := mcp.NewStreamableHTTPHandler(func(*http.Request) *mcp.Server { return server() }, nil)
 	web := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		w.mu.Lock()
 		w.headers = append(w.headers, r.Header.Clone())

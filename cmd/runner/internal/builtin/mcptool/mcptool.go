@@ -6,14 +6,11 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -33,8 +30,6 @@ const (
 	serverConnectTimeout = 30 * time.Second
 	// maxResultBytes is the number of bytes of a tool's result that are kept.
 	maxResultBytes = 128 << 10
-	// maxToolName is the maximum length of a tool's name that model APIs accept.
-	maxToolName = 64
 	// serverEndTimeout is the time within which the process of an MCP server must end after its stdin was closed.
 	serverEndTimeout = time.Second
 )
@@ -58,7 +53,7 @@ type Servers struct {
 type serverConnection struct {
 	server  runner.MCPServer
 	session *mcp.ClientSession
-	tools   []tool.Tool
+	tools   []serverTool
 	gone    chan struct{} // closed when the server has ended
 }
 
@@ -78,7 +73,7 @@ func (s *Servers) ConnectAndListTools(ctx context.Context, servers []runner.MCPS
 		wg.Go(func() { found[i], failed[i] = s.connect(ctx, server) })
 	}
 	wg.Wait()
-	var all []tool.Tool
+	var all []serverTool
 	for i, server := range servers {
 		if failed[i] != nil {
 			failed[i] = fmt.Errorf("MCP server %s: %w", server.Name, failed[i])
@@ -87,7 +82,7 @@ func (s *Servers) ConnectAndListTools(ctx context.Context, servers []runner.MCPS
 		s.open[server.Name] = found[i]
 		all = append(all, found[i].tools...)
 	}
-	return all, errors.Join(failed...)
+	return namedTools(all), errors.Join(failed...)
 }
 
 // Close closes the connections, and ends the MCP servers that were started as processes.
@@ -183,23 +178,6 @@ type serverTool struct {
 	tool   *mcp.Tool
 	name   string
 	schema json.RawMessage
-}
-
-// invalidNameCharacters matches the characters that model APIs do not accept in the name of a tool.
-var invalidNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
-
-// newServerTool returns the tool t of the MCP server of c. A name that model APIs would not accept is replaced and
-// shortened.
-func newServerTool(c *serverConnection, t *mcp.Tool) serverTool {
-	r := serverTool{c: c, tool: t, name: ToolNamePrefix + c.server.Name + "__" + invalidNameCharacters.ReplaceAllString(t.Name, "_"), schema: json.RawMessage(`{"type":"object"}`)}
-	if len(r.name) > maxToolName {
-		sum := sha256.Sum256([]byte(r.name))
-		r.name = r.name[:maxToolName-9] + "_" + hex.EncodeToString(sum[:4])
-	}
-	if raw, err := json.Marshal(t.InputSchema); err == nil && strings.HasPrefix(string(raw), "{") {
-		r.schema = raw // other types are not schemas of arguments
-	}
-	return r
 }
 
 // Name returns the name of the tool for the model, mcp__server__tool.

@@ -3,9 +3,14 @@
 package model
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"strings"
 )
+
+// CodeEmptyAnswer is the code of a turn in which the model answered with neither text nor a tool call.
+const CodeEmptyAnswer = "MODEL_EMPTY_ANSWER"
 
 // Role is the author of a message.
 type Role string
@@ -30,12 +35,46 @@ type Message struct {
 // ImageURL is the ImageURL of an image. A data: ImageURL holds the whole image.
 type ImageURL string
 
-// Call is a tool call that the model requests in an answer.
+// IsEmpty reports whether the message has neither text, images nor calls. White space is no text.
+func (m Message) IsEmpty() bool {
+	return strings.TrimSpace(m.Text) == "" && len(m.Images) == 0 && len(m.Calls) == 0
+}
+
+// Call is a tool call that the model requests in an answer. The transcript stores what the model really sent: Arguments
+// that are not valid JSON are a JSON string with their text.
 type Call struct {
 	ID        string          `json:"id"`
 	Name      string          `json:"name"`
 	Arguments json.RawMessage `json:"arguments"` // valid JSON
 }
+
+// HasObject reports whether the arguments are a JSON object. A call with other arguments must not be run.
+func (c Call) HasObject() bool { return isObject(c.Arguments) }
+
+// ArgumentsError returns why the call cannot be run, for the model, or nil if its arguments are a JSON object. The
+// message has the end of the arguments, because a request has an empty object in their place. cut reports whether the
+// token limit cut the answer.
+func (c Call) ArgumentsError(cut bool) error {
+	if c.HasObject() {
+		return nil
+	}
+	sent, isText := string(c.Arguments), bytes.HasPrefix(c.Arguments, []byte(`"`))
+	if isText {
+		sent = stringOf(c.Arguments)
+	}
+	end := strings.ToValidUTF8(sent[max(0, len(sent)-maxShownArguments):], "")
+	var value any
+	switch err := json.Unmarshal([]byte(sent), &value); {
+	case isText && cut:
+		return fmt.Errorf("arguments: the token limit cut the answer before they were complete, so the call was not run; they end with %q: send the call again with complete arguments, in smaller parts if they are long", end)
+	case isText && err != nil:
+		return fmt.Errorf("arguments: %w, so the call was not run; they end with %q", err, end)
+	}
+	return fmt.Errorf("arguments: not a JSON object, so the call was not run; they end with %q", end)
+}
+
+// maxShownArguments is the number of bytes of invalid arguments that the model is shown.
+const maxShownArguments = 300
 
 // ToolOffer is the name, description and schema of a tool that the model may call.
 type ToolOffer struct {
@@ -59,7 +98,8 @@ type Delta struct {
 	Call     *CallDelta
 }
 
-// CallDelta is a piece of a tool call in an answer. The first piece for an index has ID and Name.
+// CallDelta is a piece of a tool call in an answer. Index is the position of the call in the answer. The first piece for an
+// index has the ID, which is unique in the conversation, and the Name.
 type CallDelta struct {
 	Index     int
 	ID, Name  string
@@ -80,7 +120,7 @@ type Answer struct {
 
 // Error is a failure of the model or its API, with the error code for the turn.
 type Error struct {
-	Code    string // MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED
+	Code    string // MODEL_CONTEXT_EXCEEDED, MODEL_ERROR, MODEL_NOT_FOUND, MODEL_RATE_LIMITED, MODEL_UNAUTHORIZED
 	Message string
 	Err     error // the cause, or nil
 	Lost    bool  // the connection was lost within the answer: the same request may succeed now

@@ -13,51 +13,46 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/egress/meter"
 )
 
-const (
-	plain  = "application/json"
-	stream = "text/event-stream; charset=utf-8"
-)
-
 // TestResponse reads each answer at once, in single bytes and in halves. The result must not depend on the size of
 // reads.
 func TestResponse(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
-		name, kind, body string // body is the text, or @ and the file in testdata
-		want             meter.Result
+		name, body string // body is the text, or @ and the file in testdata
+		want       meter.Result
 	}{
-		{"messages", plain, `{"id":"msg_1","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"\"usage\":{\"input_tokens\":99}"}],"usage":{"input_tokens":10,"cache_creation_input_tokens":4,"cache_read_input_tokens":5,"output_tokens":6,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":3}}}`,
+		{"messages", `{"id":"msg_1","type":"message","role":"assistant","model":"claude-sonnet-4-5","content":[{"type":"text","text":"\"usage\":{\"input_tokens\":99}"}],"usage":{"input_tokens":10,"cache_creation_input_tokens":4,"cache_read_input_tokens":5,"output_tokens":6,"cache_creation":{"ephemeral_5m_input_tokens":1,"ephemeral_1h_input_tokens":3}}}`,
 			meter.Result{Model: "claude-sonnet-4-5", Usage: events.Usage{InputTokens: 10, OutputTokens: 6, CacheReadTokens: 5, CacheWriteTokens: 4}, Hour: 3, Seen: true}},
-		{"messages, streamed", stream, "@messages.sse", meter.Result{Model: "claude-sonnet-4-5-20250929", Usage: events.Usage{InputTokens: 12, OutputTokens: 87, CacheReadTokens: 1500, CacheWriteTokens: 210}, Seen: true}},
-		{"messages, streamed with CR LF", stream, strings.ReplaceAll("data: {\"type\":\"message_start\",\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":1}}}\n\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":2}}\n\n", "\n", "\r\n"),
+		{"messages, streamed", "@messages.sse", meter.Result{Model: "claude-sonnet-4-5-20250929", Usage: events.Usage{InputTokens: 12, OutputTokens: 87, CacheReadTokens: 1500, CacheWriteTokens: 210}, Seen: true}},
+		{"messages, streamed with CR LF", strings.ReplaceAll("data: {\"type\":\"message_start\",\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":1}}}\n\ndata: {\"type\":\"message_delta\",\"usage\":{\"output_tokens\":2}}\n\n", "\n", "\r\n"),
 			meter.Result{Model: "m", Usage: events.Usage{InputTokens: 1, OutputTokens: 2}, Seen: true}},
-		{"messages, broken off after the start", stream, "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":11,\"output_tokens\":1}}}\n\nevent: content_bl",
+		{"messages, broken off after the start", "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":11,\"output_tokens\":1}}}\n\nevent: content_bl",
 			meter.Result{Model: "m", Usage: events.Usage{InputTokens: 11, OutputTokens: 1}, Seen: true}},
-		{"messages, null keeps what was told", stream, "data: {\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":11,\"cache_read_input_tokens\":7}}}\n\ndata: {\"usage\":{\"cache_read_input_tokens\":null,\"output_tokens\":3}}\n\n",
+		{"messages, null keeps what was told", "data: {\"message\":{\"model\":\"m\",\"usage\":{\"input_tokens\":11,\"cache_read_input_tokens\":7}}}\n\ndata: {\"usage\":{\"cache_read_input_tokens\":null,\"output_tokens\":3}}\n\n",
 			meter.Result{Model: "m", Usage: events.Usage{InputTokens: 11, CacheReadTokens: 7, OutputTokens: 3}, Seen: true}},
-		{"messages, an error in the stream", stream, "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n", meter.Result{Error: "overloaded_error: Overloaded"}},
-		{"messages, an error", plain, `{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: too large"},"request_id":"req_1"}`, meter.Result{Error: "invalid_request_error: max_tokens: too large"}},
-		{"chat", plain, `{"id":"c","model":"gpt-5-2025-08-07","choices":[{"message":{"content":"x","usage":{"prompt_tokens":1}}}],"usage":{"prompt_tokens":100,"completion_tokens":20,"total_tokens":120,"prompt_tokens_details":{"cached_tokens":64,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":10}}}`,
+		{"messages, an error in the stream", "event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"overloaded_error\",\"message\":\"Overloaded\"}}\n\n", meter.Result{Error: "overloaded_error: Overloaded"}},
+		{"messages, an error", `{"type":"error","error":{"type":"invalid_request_error","message":"max_tokens: too large"},"request_id":"req_1"}`, meter.Result{Error: "invalid_request_error: max_tokens: too large"}},
+		{"chat", `{"id":"c","model":"gpt-5-2025-08-07","choices":[{"message":{"content":"x","usage":{"prompt_tokens":1}}}],"usage":{"prompt_tokens":100,"completion_tokens":20,"total_tokens":120,"prompt_tokens_details":{"cached_tokens":64,"audio_tokens":0},"completion_tokens_details":{"reasoning_tokens":10}}}`,
 			meter.Result{Model: "gpt-5-2025-08-07", Usage: events.Usage{InputTokens: 36, OutputTokens: 20, CacheReadTokens: 64}, Seen: true}},
-		{"chat, streamed", stream, "@chat.sse", meter.Result{Model: "gpt-5-mini-2025-08-07", Usage: events.Usage{InputTokens: 25, OutputTokens: 9}, Seen: true}},
-		{"chat, streamed without usage", stream, "data: {\"model\":\"m\",\"choices\":[{\"delta\":{\"content\":\"hi\"}}],\"usage\":null}\n\ndata: [DONE]\n\n", meter.Result{Model: "m"}},
-		{"chat, an error with a code", plain, `{"error":{"message":"You exceeded your quota","type":null,"param":null,"code":"insufficient_quota"}}`, meter.Result{Error: "insufficient_quota: You exceeded your quota"}},
-		{"chat, an error as a text", plain, `{"error":"no such model"}`, meter.Result{Error: "no such model"}},
-		{"responses", plain, `{"id":"resp_1","object":"response","error":null,"model":"gpt-5.2","output":[],"usage":{"input_tokens":75,"input_tokens_details":{"cached_tokens":32},"output_tokens":50,"output_tokens_details":{"reasoning_tokens":20},"total_tokens":125}}`,
+		{"chat, streamed", "@chat.sse", meter.Result{Model: "gpt-5-mini-2025-08-07", Usage: events.Usage{InputTokens: 25, OutputTokens: 9}, Seen: true}},
+		{"chat, streamed without usage", "data: {\"model\":\"m\",\"choices\":[{\"delta\":{\"content\":\"hi\"}}],\"usage\":null}\n\ndata: [DONE]\n\n", meter.Result{Model: "m"}},
+		{"chat, an error with a code", `{"error":{"message":"You exceeded your quota","type":null,"param":null,"code":"insufficient_quota"}}`, meter.Result{Error: "insufficient_quota: You exceeded your quota"}},
+		{"chat, an error as a text", `{"error":"no such model"}`, meter.Result{Error: "no such model"}},
+		{"responses", `{"id":"resp_1","object":"response","error":null,"model":"gpt-5.2","output":[],"usage":{"input_tokens":75,"input_tokens_details":{"cached_tokens":32},"output_tokens":50,"output_tokens_details":{"reasoning_tokens":20},"total_tokens":125}}`,
 			meter.Result{Model: "gpt-5.2", Usage: events.Usage{InputTokens: 43, OutputTokens: 50, CacheReadTokens: 32}, Seen: true}},
-		{"responses, streamed", stream, "@responses.sse", meter.Result{Model: "gpt-5.3-codex", Usage: events.Usage{InputTokens: 1000, OutputTokens: 64, CacheReadTokens: 3000}, Seen: true}},
-		{"responses, failed", stream, "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"model\":\"m\",\"error\":{\"code\":\"server_error\",\"message\":\"It broke\"},\"usage\":null}}\n\n", meter.Result{Model: "m", Error: "server_error: It broke"}},
-		{"responses, an error event", stream, "event: error\ndata: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"Slow down\",\"param\":null}\n\n", meter.Result{Error: "rate_limit_exceeded: Slow down"}},
-		{"data over several lines", stream, "data: {\"model\":\"m\",\ndata: \"usage\":{\"input_tokens\":3}}\n\n", meter.Result{Model: "m", Usage: events.Usage{InputTokens: 3}, Seen: true}},
-		{"no blank line at the end", stream, "data: {\"model\":\"m\",\"usage\":{\"input_tokens\":3}}", meter.Result{Model: "m", Usage: events.Usage{InputTokens: 3}, Seen: true}},
-		{"a comment, and a field that begins like data", stream, ": hello\ndatum: {\"usage\":{\"input_tokens\":9}}\ndata: {\"usage\":{\"input_tokens\":3}}\n\n", meter.Result{Usage: events.Usage{InputTokens: 3}, Seen: true}},
-		{"no JSON", plain, "<html>\"usage\":{\"input_tokens\":5}</html>", meter.Result{}},
-		{"numbers that are none", plain, `{"usage":{"input_tokens":-5,"output_tokens":1e30,"cache_read_input_tokens":2}}`, meter.Result{Usage: events.Usage{CacheReadTokens: 2}, Seen: true}},
-		{"a text for a number", plain, `{"usage":{"input_tokens":"many"}}`, meter.Result{}},
-		{"more cached than there was", plain, `{"usage":{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`, meter.Result{Usage: events.Usage{OutputTokens: 1, CacheReadTokens: 9}, Seen: true}},
-		{"an enormous value", plain, `{"model":"` + strings.Repeat("m", 1<<20) + `","usage":{"input_tokens":5}}`, meter.Result{Usage: events.Usage{InputTokens: 5}, Seen: true}},
-		{"deep", plain, strings.Repeat(`{"usage":`, 100_000), meter.Result{}},
-		{"empty", plain, "", meter.Result{}},
+		{"responses, streamed", "@responses.sse", meter.Result{Model: "gpt-5.3-codex", Usage: events.Usage{InputTokens: 1000, OutputTokens: 64, CacheReadTokens: 3000}, Seen: true}},
+		{"responses, failed", "event: response.failed\ndata: {\"type\":\"response.failed\",\"response\":{\"model\":\"m\",\"error\":{\"code\":\"server_error\",\"message\":\"It broke\"},\"usage\":null}}\n\n", meter.Result{Model: "m", Error: "server_error: It broke"}},
+		{"responses, an error event", "event: error\ndata: {\"type\":\"error\",\"code\":\"rate_limit_exceeded\",\"message\":\"Slow down\",\"param\":null}\n\n", meter.Result{Error: "rate_limit_exceeded: Slow down"}},
+		{"data over several lines", "data: {\"model\":\"m\",\ndata: \"usage\":{\"input_tokens\":3}}\n\n", meter.Result{Model: "m", Usage: events.Usage{InputTokens: 3}, Seen: true}},
+		{"no blank line at the end", "data: {\"model\":\"m\",\"usage\":{\"input_tokens\":3}}", meter.Result{Model: "m", Usage: events.Usage{InputTokens: 3}, Seen: true}},
+		{"a comment, and a field that begins like data", ": hello\ndatum: {\"usage\":{\"input_tokens\":9}}\ndata: {\"usage\":{\"input_tokens\":3}}\n\n", meter.Result{Usage: events.Usage{InputTokens: 3}, Seen: true}},
+		{"no JSON", "<html>\"usage\":{\"input_tokens\":5}</html>", meter.Result{}},
+		{"numbers that are none", `{"usage":{"input_tokens":-5,"output_tokens":1e30,"cache_read_input_tokens":2}}`, meter.Result{Usage: events.Usage{CacheReadTokens: 2}, Seen: true}},
+		{"a text for a number", `{"usage":{"input_tokens":"many"}}`, meter.Result{}},
+		{"more cached than there was", `{"usage":{"prompt_tokens":5,"completion_tokens":1,"prompt_tokens_details":{"cached_tokens":9}}}`, meter.Result{Usage: events.Usage{OutputTokens: 1, CacheReadTokens: 9}, Seen: true}},
+		{"an enormous value", `{"model":"` + strings.Repeat("m", 1<<20) + `","usage":{"input_tokens":5}}`, meter.Result{Usage: events.Usage{InputTokens: 5}, Seen: true}},
+		{"deep", strings.Repeat(`{"usage":`, 100_000), meter.Result{}},
+		{"empty", "", meter.Result{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -69,7 +64,7 @@ func TestResponse(t *testing.T) {
 				c.body = string(raw)
 			}
 			for _, size := range []int{len(c.body) + 1, 1, len(c.body)/2 + 1, 7} {
-				r := meter.NewResponseMeter(c.kind)
+				r := meter.NewResponseMeter()
 				for rest := c.body; rest != ""; rest = rest[min(size, len(rest)):] {
 					if _, err := io.WriteString(r, rest[:min(size, len(rest))]); err != nil {
 						t.Fatal(err)
@@ -102,7 +97,7 @@ func FuzzResponse(f *testing.F) {
 	f.Add(`{"message":{"model":"\u0041","usage":{"output_tokens":3}}}`, 5)
 	f.Fuzz(func(t *testing.T, body string, size int) {
 		size = max(1, size&0xff)
-		r := meter.NewResponseMeter(plain)
+		r := meter.NewResponseMeter()
 		for rest := body; rest != ""; rest = rest[min(size, len(rest)):] {
 			_, _ = io.WriteString(r, rest[:min(size, len(rest))])
 		}

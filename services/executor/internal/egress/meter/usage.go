@@ -3,8 +3,9 @@ package meter
 import (
 	"cmp"
 	"encoding/json"
+	"io"
 	"math"
-	"mime"
+	"strconv"
 	"strings"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -42,11 +43,12 @@ const (
 	maxErrorBytes     = 500
 )
 
-// ResponseMeter is an io.Writer that reads the usage, the model and the error from the body of a model provider's answer.
-// Write never fails. It is not safe for concurrent use.
+// ResponseMeter is an io.Writer that reads the usage, the model and the error from the body of a model provider's answer, a JSON document or a
+// stream of server-sent events. Write never fails. It is not safe for concurrent use.
 type ResponseMeter struct {
 	doc    *fieldScanner
-	events *sseParser // nil for a plain document
+	events *sseParser // nil for a document, and before the first byte
+	begun  bool
 
 	usage  usage
 	model  string
@@ -60,22 +62,38 @@ type usage struct {
 	cacheWrite1h uint32 // the part of CacheWriteTokens that is cached for an hour
 }
 
-// NewResponseMeter returns a ResponseMeter for an answer's body with the given content type.
-func NewResponseMeter(contentType string) *ResponseMeter {
-	r := &ResponseMeter{doc: newFieldScanner("model", "usage", "error", "message:text", "code:text", "type:text",
+// NewResponseMeter returns a ResponseMeter for an answer's body.
+func NewResponseMeter() *ResponseMeter {
+	return &ResponseMeter{doc: newFieldScanner("model", "usage", "error", "code", "message:text", "object:text", "type:text",
 		"message.model", "message.usage", "response.model", "response.usage", "response.error")}
-	if kind, _, err := mime.ParseMediaType(contentType); err == nil && kind == "text/event-stream" {
-		r.events = &sseParser{doc: r.doc, done: r.updateResult}
-	}
-	return r
 }
 
+// Write parses the next part of the body. The first byte decides what the body is, because some servers send a stream as another media type, or an
+// error as a document in place of a stream.
 func (r *ResponseMeter) Write(p []byte) (int, error) {
-	if r.events != nil {
-		return r.events.Write(p)
+	n := len(p)
+	if !r.begun {
+		for len(p) > 0 && strings.IndexByte(ignoredPrefix, p[0]) >= 0 {
+			p = p[1:]
+		}
+		if len(p) == 0 {
+			return n, nil
+		}
+		r.begun = true
+		if p[0] != '{' && p[0] != '[' {
+			r.events = &sseParser{doc: r.doc, done: r.updateResult}
+		}
 	}
-	return r.doc.Write(p)
+	var to io.Writer = r.doc
+	if r.events != nil {
+		to = r.events
+	}
+	to.Write(p) //nolint:errcheck // neither fails
+	return n, nil
 }
+
+// ignoredPrefix holds the bytes that may precede an answer: white space, and those of a byte order mark.
+const ignoredPrefix = " \t\r\n\xef\xbb\xbf"
 
 // Result is the usage, model and error that the answer to a model request reports.
 type Result struct {
@@ -110,9 +128,29 @@ func (r *ResponseMeter) updateResult() {
 			r.setError(raw)
 		}
 	}
-	if r.events != nil && d.stringOf("type") == "error" && d.found["error"] == nil { // in the Responses dialect the event itself has the error's fields
-		r.failed = joinError(d.stringOf("code"), d.stringOf("message"))
+	kind, text := "", ""
+	if r.events != nil {
+		kind, text = r.events.kind, string(r.events.text)
 	}
+	isError := kind == "error" || d.stringOf("type") == "error" || d.stringOf("object") == "error"
+	if isError && d.found["error"] == nil { // the document, or the event, itself has the error's fields
+		r.failed = cmp.Or(joinError(codeText(d.found["code"]), d.stringOf("message")), strings.TrimSpace(text), r.failed)
+	}
+}
+
+// codeText returns the code of an error, which is a string or a number in JSON.
+func codeText(raw json.RawMessage) string {
+	var code any
+	if json.Unmarshal(raw, &code) != nil {
+		return ""
+	}
+	switch code := code.(type) {
+	case string:
+		return code
+	case float64:
+		return strconv.FormatFloat(code, 'f', -1, 64)
+	}
+	return ""
 }
 
 // wireUsage is the JSON object with the token usage, with the fields of all dialects. A field that is absent or null does
@@ -179,13 +217,12 @@ func setIfPresent(to *uint32, v *float64) {
 // setError sets the error of the result from JSON: an object with a type or code and a message, or a string.
 func (r *ResponseMeter) setError(raw json.RawMessage) {
 	var e struct {
-		Type    string `json:"type"`
-		Code    any    `json:"code"`
-		Message string `json:"message"`
+		Type    string          `json:"type"`
+		Code    json.RawMessage `json:"code"`
+		Message string          `json:"message"`
 	}
 	if json.Unmarshal(raw, &e) == nil {
-		code, _ := e.Code.(string)
-		if text := joinError(cmp.Or(e.Type, code), e.Message); text != "" {
+		if text := joinError(cmp.Or(e.Type, codeText(e.Code)), e.Message); text != "" {
 			r.failed = text
 		}
 		return

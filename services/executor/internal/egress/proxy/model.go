@@ -160,7 +160,7 @@ func (c *routedRequest) handleAnswerHeader(res *http.Response) error {
 	default:
 		return fmt.Errorf("the endpoint used content encoding %q although the request forbids it", truncateText(encoding))
 	}
-	c.answer = meter.NewResponseMeter(res.Header.Get("Content-Type"))
+	c.answer = meter.NewResponseMeter()
 	res.Body = &answerBody{Reader: newRedactor(body, c.rt.Secret), Closer: res.Body, c: c}
 	return nil
 }
