@@ -33,7 +33,7 @@ func (s *session) sendInitialize(done answerHandler) error {
 // it, or a new one. If the agent cannot be used, the session refuses every query.
 func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
-		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
+		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.text())
 		return nil
 	}
 	r, err := decode[sdk.InitializeResponse](m.Result, "answer to initialize")
@@ -152,7 +152,7 @@ type sessionOption struct {
 // handleNewSession handles the answer to session/new. If the answer is an error, the session refuses every query.
 func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
-		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+requestErrorText(m.Error))
+		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+m.Error.text())
 		return nil
 	}
 	o, err := decode[openSessionResult](m.Result, "answer to session/new")
@@ -170,7 +170,7 @@ func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
 	s.loading = false
 	if m.Error != nil {
-		s.journalLostTranscript(t, requestErrorText(m.Error))
+		s.journalLostTranscript(t, m.Error.text())
 		return s.requestNewSession()
 	}
 	o, err := decode[openSessionResult](m.Result, "answer to session/resume")
@@ -252,7 +252,7 @@ func (s *session) requestModel(offered []string, method string, params any, t *a
 			if len(offered) > maxListedModels {
 				offered = append(offered[:maxListedModels], "…")
 			}
-			s.refuseQueries(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, requestErrorText(m.Error), strings.Join(offered, ", ")))
+			s.refuseQueries(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, m.Error.text(), strings.Join(offered, ", ")))
 			return nil
 		}
 		return s.finishHandshake(t)
@@ -262,6 +262,7 @@ func (s *session) requestModel(offered []string, method string, params any, t *a
 // finishHandshake marks the handshake as complete, and sends the query that waits for it, if there is one.
 func (s *session) finishHandshake(t *agent.Turn) error {
 	s.ready = true
+	t.SetAlarm(0, nil)
 	s.journalOrQueue(t, s.transcriptEvent())
 	if !s.pending {
 		return nil

@@ -19,7 +19,9 @@ import (
 const asAgent = "SPOOL_TEST_ACP_AGENT"
 
 func TestMain(m *testing.M) {
-	if kind := os.Getenv(asAgent); kind != "" {
+	if kind := os.Getenv(asAgent); strings.HasPrefix(kind, badPeer) {
+		os.Exit(runBadPeer(kind))
+	} else if kind != "" {
 		os.Exit(runScripted(kind))
 	}
 	os.Exit(m.Run())

@@ -39,7 +39,7 @@ type Session interface {
 	// a warm process that prints nothing is considered hung and is replaced.
 	BeginTurn(runner.Query, *Turn) error
 	// HandleLine takes one line of stdout: a JSON value without its newline, which must not be used after HandleLine
-	// has returned. HandleLine ends the turn by Turn.End. Between turns, t drops everything. An error means that the
+	// has returned. HandleLine ends the turn by Turn.End. Between turns, what is written to t becomes events of the next turn. An error means that the
 	// line does not belong to the agent's protocol; the line is journaled, and the turn goes on.
 	HandleLine(line []byte, t *Turn) error
 	// Interrupt asks the agent to stop the turn and to stay warm. The turn still ends by Turn.End, with outcome

@@ -15,9 +15,6 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQueuedEvents is the maximum number of events between turns that are kept for the next turn.
-const maxQueuedEvents = 64
-
 // maxPendingNotes is the maximum number of notes to the agent that are kept for the next query.
 const maxPendingNotes = 16
 
@@ -43,7 +40,6 @@ type session struct {
 	path     string                 // of the transcript
 	reported bool                   // the transcript was reported
 	totals   map[string]tokenCounts // by thread, as last reported
-	queued   []events.Payload       // events between turns, for the next turn
 	notes    []string               // notes to the agent that came too late for their turn; they are sent with the next query
 	// The commands of sub-agents that were stopped at the end of their turn, by thread.
 	stopping map[string][]string
@@ -156,10 +152,6 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.lost != "" {
 		s.reportLostTranscript(t)
 	}
-	for _, p := range s.queued {
-		t.Emit(events.MainConversation, p)
-	}
-	s.queued = nil
 	if thread == "" {
 		return nil // handleThreadStarted sends the query
 	}
@@ -418,17 +410,7 @@ func (s *session) refuseQueries(err error, t *agent.Turn) {
 	}
 }
 
-// journalOrQueue journals an event in the running turn. Between turns it keeps up to maxQueuedEvents events for the next turn.
-func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
-	switch {
-	case s.pending:
-		t.Emit(events.MainConversation, p)
-	case len(s.queued) < maxQueuedEvents:
-		s.queued = append(s.queued, p)
-	}
-}
-
-// logf journals a formatted log event in the running turn, or keeps it for the next turn.
+// logf journals a formatted log event.
 func (s *session) logf(t *agent.Turn, level, format string, args ...any) {
-	s.journalOrQueue(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
+	t.Emit(events.MainConversation, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

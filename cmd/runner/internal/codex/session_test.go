@@ -20,12 +20,14 @@ type stage struct {
 	journal agenttest.Journal
 	session agent.Session
 	turn    *agent.Turn
+	idle    agent.IdleOutput // as the supervisor has it
 	n       int
 }
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
+	st := &stage{t: t}
+	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Idle: &st.idle})
 	st.session = Adapter{}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
@@ -34,6 +36,9 @@ func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
 	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
+	for _, p := range st.idle.Take() {
+		st.turn.Emit(events.MainConversation, p)
+	}
 	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}

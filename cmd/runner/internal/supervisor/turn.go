@@ -54,7 +54,7 @@ func (w *warmProcess) canTake(r *acceptedQuery) bool {
 // Run runs the turns of accepted queries until ctx ends, and then ends the agent with all of its processes. A turn that
 // is still running ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
-	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
+	defer s.logIdleOutput()
 	resume := loadAgentSessions(s.cfg.Folders.State, s.cfg.Log)
 	for {
 		w := s.currentProcess()
@@ -97,8 +97,36 @@ func (s *Supervisor) Run(ctx context.Context) error {
 				}
 				continue
 			}
-			s.passLineToSession(w, idle, line)
+			s.passIdleLine(w, line)
 		}
+	}
+}
+
+// passIdleLine passes a line that the process prints between turns to the agent's session. What the line means is kept for the next turn.
+func (s *Supervisor) passIdleLine(w *warmProcess, line process.Line) {
+	if s.idle == nil {
+		s.idle = agent.NewTurn(context.Background(), agent.TurnConfig{Now: s.cfg.Now, Log: s.cfg.Log, Idle: &s.idleOutput})
+	}
+	s.idle.SetRedaction(w.redact)
+	s.passLineToSession(w, s.idle, line)
+	if s.idleOutput.Full() {
+		s.idle.AbortBlocks()
+	}
+}
+
+// takeIdleOutput returns the events for what the agent sent since the last turn, and forgets them.
+func (s *Supervisor) takeIdleOutput() []events.Payload {
+	if s.idle != nil {
+		s.idle.AbortBlocks()
+		s.idle = nil
+	}
+	return s.idleOutput.Take()
+}
+
+// logIdleOutput logs what the agent sent after the last turn. It is called when no turn will follow.
+func (s *Supervisor) logIdleOutput() {
+	for _, p := range s.takeIdleOutput() {
+		s.cfg.Log.Warn("the agent sent this after its last turn", "type", p.EventType(), "data", p)
 	}
 }
 
@@ -150,13 +178,16 @@ func (s *Supervisor) runTurn(ctx context.Context, r *acceptedQuery, resume *agen
 func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.redactedValues(),
-		Policy: r.policy, Approved: r.query.Approved,
+		Policy: r.policy, Approved: r.query.Approved, AnswerTimeout: s.cfg.MuteKill, Idle: &s.idleOutput,
 		BeforeEnd: func() { s.journalLastEvents(r) },
 	})
 }
 
-// journalStart journals the first line of the execution, and the lines that the turn has held.
+// journalStart journals the first line of the execution, what the agent sent since the turn before, and the lines that the turn has held.
 func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.TurnStart) {
+	for _, p := range s.takeIdleOutput() {
+		t.Emit(events.MainConversation, p)
+	}
 	t.Start(begun)
 	s.startJournalingEvents(r)
 }
@@ -323,6 +354,8 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
+		case <-t.Alarm():
+			t.RunAlarm()
 		case <-memory.C:
 			s.reportOOMKills(r.killed, r)
 		case <-r.decided:
