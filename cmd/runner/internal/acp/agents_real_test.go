@@ -82,3 +82,4 @@ func TestRealAgents_Approvals(t *testing.T) {
 		})
 	}
 }
+

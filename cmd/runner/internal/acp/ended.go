@@ -176,9 +176,10 @@ func (s *session) errorCode(e *answerError) string {
 	if e.Malformed {
 		return "AGENT_PROTOCOL"
 	}
-	switch e.Code {
-	case -32000: // authentication required
+	if e.needsLogin() {
 		return "MODEL_UNAUTHORIZED"
+	}
+	switch e.Code {
 	case -32700, -32600, -32601, -32602:
 		return "AGENT_PROTOCOL"
 	}

@@ -63,8 +63,7 @@ func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	case !s.d.Forks && s.fork.Anchor == "":
 		return s.openSession(t) // the sandbox has its own copy of the agent's records
 	case !s.d.Forks:
-		s.journalLostTranscript(t, "the agent cannot cut a conversation")
-		return s.requestNewSession()
+		return s.loseConversation(t, "the agent cannot cut a conversation")
 	}
 	s.awaitsCopy = true
 	return s.openForkedSession(t)
@@ -87,8 +86,7 @@ func (s *session) openForkedSession(t *agent.Turn) error {
 	case !s.awaitsCopy || s.forked == nil:
 		return nil
 	case s.forked.Error != "":
-		s.journalLostTranscript(t, s.forked.Error)
-		return s.requestNewSession()
+		return s.loseConversation(t, s.forked.Error)
 	}
 	s.resume = s.forked.Session
 	return s.openSession(t)
@@ -104,11 +102,15 @@ func (s *session) openSession(t *agent.Turn) error {
 			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: s.sessionServers(),
 		}, s.handleResumedSession)
 	case s.caps.LoadSession:
-		s.loading = true
-		return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(sdk.SessionId(s.resume)), s.handleResumedSession)
+		return s.requestLoad()
 	}
-	s.journalLostTranscript(t, "the agent cannot go on with a session")
-	return s.requestNewSession()
+	return s.loseConversation(t, "the agent cannot go on with a session")
+}
+
+// requestLoad sends session/load for the session s.resume.
+func (s *session) requestLoad() error {
+	s.loading = true
+	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(sdk.SessionId(s.resume)), s.handleLoadedSession)
 }
 
 // loadSessionRequest returns the parameters of session/load, at which an agent opens an earlier session and repeats its conversation.
@@ -121,12 +123,17 @@ func (s *session) requestNewSession() error {
 	return s.sendRequest(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.sessionServers()}, s.handleNewSession)
 }
 
-// journalLostTranscript journals an event with code TRANSCRIPT_LOST: the agent's earlier session cannot be resumed, so the agent does not know the
-// earlier turns.
-func (s *session) journalLostTranscript(t *agent.Turn, why string) {
-	s.journalOrQueue(t, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent cannot be continued: %s; the agent does not know the earlier turns", s.resume, why),
-	})
+// loseConversation is called when the agent cannot continue its earlier session. It requests a new session and journals the loss, if the launch
+// allows that. Otherwise the session refuses every query.
+func (s *session) loseConversation(t *agent.Turn, why string) error {
+	why = fmt.Sprintf("session %.100s of the agent cannot be continued: %s", s.resume, why)
+	if !s.continues {
+		refusal := agent.LossRefusal(why)
+		s.refuseQueries(t, refusal.Code, refusal.Message)
+		return nil
+	}
+	s.journalOrQueue(t, agent.LossEvent(why))
+	return s.requestNewSession()
 }
 
 // openSessionResult is the agent's answer to session/new or session/load.
@@ -166,14 +173,27 @@ func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	return s.chooseModel(o, t)
 }
 
-// handleResumedSession handles the answer to the request for the earlier session. If the answer is an error, it requests a new session.
+// handleResumedSession handles the answer to session/resume. If the answer is an error, it requests the session by session/load, which some agents
+// can although they refuse session/resume.
 func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
-	s.loading = false
-	if m.Error != nil {
-		s.journalLostTranscript(t, m.Error.text())
-		return s.requestNewSession()
+	if m.Error != nil && s.caps.LoadSession && !m.Error.needsLogin() {
+		s.journalOrQueue(t, logEvent("info", "the agent does not resume session %.100s: %s; it is asked to load it", s.resume, m.Error.text()))
+		return s.requestLoad()
 	}
-	o, err := decode[openSessionResult](m.Result, "answer to session/resume")
+	return s.handleLoadedSession(m, t)
+}
+
+// handleLoadedSession handles the last answer to a request for the earlier session. If the answer is an error, the conversation is lost.
+func (s *session) handleLoadedSession(m rpcMessage, t *agent.Turn) error {
+	s.loading = false
+	if m.Error != nil && m.Error.needsLogin() {
+		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+m.Error.text())
+		return nil
+	}
+	if m.Error != nil {
+		return s.loseConversation(t, m.Error.text())
+	}
+	o, err := decode[openSessionResult](m.Result, "answer to session/load")
 	if err != nil {
 		s.refuseQueries(t, "AGENT_PROTOCOL", err.Error())
 		return nil

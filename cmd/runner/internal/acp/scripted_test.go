@@ -66,6 +66,9 @@ func (a *scripted) Initialize(_ context.Context, p sdk.InitializeRequest) (sdk.I
 	case "resumes":
 		r.AgentCapabilities.SessionCapabilities.Resume = &sdk.SessionResumeCapabilities{}
 		r.AgentCapabilities.SessionCapabilities.List = &sdk.SessionListCapabilities{}
+	case "resume fails":
+		r.AgentCapabilities.SessionCapabilities.Resume = &sdk.SessionResumeCapabilities{}
+		r.AgentCapabilities.LoadSession = true
 	case "loads":
 		r.AgentCapabilities.LoadSession = true
 	case "version 2":
@@ -110,6 +113,9 @@ func (a *scripted) ListSessions(context.Context, sdk.ListSessionsRequest) (sdk.L
 }
 
 func (a *scripted) ResumeSession(_ context.Context, p sdk.ResumeSessionRequest) (sdk.ResumeSessionResponse, error) {
+	if a.kind == "resume fails" {
+		return sdk.ResumeSessionResponse{}, sdk.NewInternalError(map[string]any{"details": "no active session"})
+	}
 	_, err := os.ReadFile(a.file(p.SessionId))
 	return sdk.ResumeSessionResponse{}, err
 }

@@ -40,6 +40,7 @@ type session struct {
 	caps       sdk.AgentCapabilities
 	resume     string               // the session to resume
 	fork       *runner.Fork         // with resume: where to cut a copy of it; nil to resume the session itself
+	continues  bool                 // with resume: begin a new session if that one is lost
 	forked     *ForkResult          // the copy that the process made, once it is known
 	awaitsCopy bool                 // the handshake waits for the copy
 	opening    string               // method of the handshake's last request
@@ -88,7 +89,7 @@ func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, continues: l.ContinueAfterLoss, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
 	s.startHandshake()
 	return s
 }

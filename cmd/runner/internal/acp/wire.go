@@ -51,6 +51,9 @@ func (e *answerError) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
+// needsLogin reports whether the agent requires authentication first.
+func (e *answerError) needsLogin() bool { return e.Code == -32000 }
+
 // maxQuotedError is the maximum number of bytes of a malformed error that a message quotes.
 const maxQuotedError = 1 << 10
 

@@ -63,17 +63,18 @@ type Folders struct {
 // Launch holds everything that determines how the process of an agent is started.
 type Launch struct {
 	Folders
-	SessionID    string
-	Command      []string          // from the query, for architecture acp: the agent's program and its arguments
-	Model        string            // the query's, else the profile's; "" for the architecture's default
-	ModelSet     bool              // the environment or the command name the model
-	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
-	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
-	Env          map[string]string // from the query, only for the process: must never be journaled
-	Resume       string            // the agent's own session id to resume; "" for a new session
-	Fork         *runner.Fork      // from the query, with Resume: continue with a copy of that session
-	Environ      []string          // the runner's own environment, KEY=value
-	Executable   string            // the runner's own binary
+	SessionID         string
+	Command           []string          // from the query, for architecture acp: the agent's program and its arguments
+	Model             string            // the query's, else the profile's; "" for the architecture's default
+	ModelSet          bool              // the environment or the command name the model
+	SystemPrompt      string            // the query's, else the profile's; "" for the architecture's default
+	MemoryFile        string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
+	Env               map[string]string // from the query, only for the process: must never be journaled
+	Resume            string            // the agent's own session id to resume; "" for a new session
+	Fork              *runner.Fork      // from the query, with Resume: continue with a copy of that session
+	ContinueAfterLoss bool              // from the query: begin a new conversation if Resume cannot be continued
+	Environ           []string          // the runner's own environment, KEY=value
+	Executable        string            // the runner's own binary
 
 	// From the query, else from the profile. A field that the architecture does not support was refused when the agent
 	// was applied.

@@ -143,27 +143,22 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if _, err := queryInput(q); err != nil {
 		return err
 	}
+	if s.lost != "" {
+		if refusal := agent.ReportLoss(t, q.ContinueAfterLoss, s.lost); refusal != nil {
+			return refusal
+		}
+		s.lost = ""
+	}
 	s.mu.Lock()
 	s.interrupted, s.heard, s.turnID = false, false, ""
 	thread := s.thread
 	s.mu.Unlock()
 	s.resetTurn()
 	s.pending, s.query = true, &q
-	if s.lost != "" {
-		s.reportLostTranscript(t)
-	}
 	if thread == "" {
 		return nil // handleThreadStarted sends the query
 	}
 	return s.sendQuery()
-}
-
-// reportLostTranscript journals that the thread is lost, so that the agent does not know the earlier turns.
-func (s *session) reportLostTranscript(t *agent.Turn) {
-	t.Emit(events.MainConversation, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
-	})
-	s.lost = ""
 }
 
 // externalSandbox is a setting for the CLI: commands are isolated from outside. The CLI's own sandbox needs privileges that the sandbox does not
@@ -375,9 +370,15 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	switch was.method {
 	case "thread/resume":
 		s.logf(t, "warn", "%v", err)
-		s.lost, s.resume = lostThreadReason(s.launch), ""
-		if s.pending {
-			s.reportLostTranscript(t)
+		why := lostThreadReason(s.launch)
+		if !s.launch.ContinueAfterLoss {
+			s.refuseQueries(agent.LossRefusal(why), t)
+			return
+		}
+		if s.resume = ""; s.pending {
+			t.Emit(events.MainConversation, agent.LossEvent(why))
+		} else {
+			s.lost = why
 		}
 		s.requestThread()
 	case "turn/interrupt":
@@ -406,7 +407,12 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 func (s *session) refuseQueries(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
-		s.endTurn(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		end := runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}
+		var refusal *runner.CommandError
+		if errors.As(err, &refusal) {
+			end.Code, end.Message = refusal.Code, refusal.Message
+		}
+		s.endTurn(end, t)
 	}
 }
 

@@ -19,6 +19,7 @@ type stage struct {
 	in      agenttest.Stdin
 	journal agenttest.Journal
 	session agent.Session
+	lossy   bool // queries allow a new conversation
 	turn    *agent.Turn
 	idle    agent.IdleOutput // as the supervisor has it
 	n       int
@@ -39,7 +40,7 @@ func (st *stage) begin() *stage {
 	for _, p := range st.idle.Take() {
 		st.turn.Emit(events.MainConversation, p)
 	}
-	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
+	if err := st.session.BeginTurn(runner.Query{Content: "hello", ContinueAfterLoss: st.lossy}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st
@@ -180,9 +181,16 @@ func TestRefusedResumeBeginsAnew(t *testing.T) {
 	l := installed(t)
 	l.Resume = id
 	write(t, filepath.Join(l.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl"), "damaged", 0o600)
-	st := &stage{t: t}
+	const refused = `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`
+	strict := &stage{t: t}
+	strict.session = Adapter{}.OpenSession(l, &strict.in)
+	if e := strict.begin().prints(greeting, refused).ended(); e.Code != runner.CodeConversationLost || strict.session.BeginTurn(runner.Query{Content: "again"}, strict.turn) == nil {
+		t.Errorf("ended %+v", e)
+	}
+	l.ContinueAfterLoss = true
+	st := &stage{t: t, lossy: true}
 	st.session = Adapter{}.OpenSession(l, &st.in)
-	st.begin().prints(greeting, `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`)
+	st.begin().prints(greeting, refused)
 	if m := st.last(); m.Method != "thread/start" {
 		t.Fatalf("sent %+v", m)
 	}

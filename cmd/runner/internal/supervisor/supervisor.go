@@ -212,7 +212,7 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Comma
 		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
-		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
+		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions, ContinueAfterLoss: q.ContinueAfterLoss,
 	}
 	var trusted []agent.LaunchFile
 	if q.Authority != "" {

@@ -34,6 +34,7 @@ type warmProcess struct {
 	gone         chan struct{}
 	resume       string       // the agent's own session with which it was started
 	fork         *runner.Fork // where that session was cut
+	continues    bool         // it may have begun a new conversation in place of that session
 	redact       *redact.Set  // all secret values that the process got so far
 	used         bool         // it has run a query
 	urgent       atomic.Bool  // it must be ended without grace
@@ -48,7 +49,7 @@ func (w *warmProcess) canTake(r *acceptedQuery) bool {
 	if w.used {
 		return w.sessionID == r.query.SessionID && r.launch.Fork == nil // a fork starts at its anchor, with nothing of an earlier attempt
 	}
-	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork)
+	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork) && w.continues == r.launch.ContinueAfterLoss
 }
 
 // Run runs the turns of accepted queries until ctx ends, and then ends the agent with all of its processes. A turn that
@@ -251,7 +252,7 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 		return nil, err
 	}
 	w := &warmProcess{
-		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
+		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork, continues: r.launch.ContinueAfterLoss,
 		redact: redact.New(r.query.Redact...),
 	}
 	w.session = r.adapter.OpenSession(r.launch, proc)
@@ -315,7 +316,12 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.BeginTurn(r.query, t); err != nil {
-		s.abandonTurn(t, failedOutcome("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error()))
+		end := failedOutcome("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error())
+		var refusal *runner.CommandError
+		if errors.As(err, &refusal) {
+			end = failedOutcome(refusal.Code, refusal.Message)
+		}
+		s.abandonTurn(t, end)
 		return false
 	}
 	return true
