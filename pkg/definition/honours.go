@@ -89,6 +89,7 @@ func SupportTable() map[string]SupportNotes {
 		"limits.timeMs":        sameNoteForAll("the execution's time limit, unless the session has one"),
 		"limits.session":       sameNoteForAll("the budget of each session that sets none: checked before each turn, and during the turn like the execution's limits"),
 		"limits.subagentDepth": {ClaudeCode: deepest, Codex: deepest, OpenCode: deepest},
+		"conversation.onLoss":  sameNoteForAll("a turn whose conversation is lost"),
 		"loops":                sameNoteForAll("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
 		"permissions":          {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
 		"retries.attempts":     sameNoteForAll("starts of the agent's process; without it, a process that died is not started again"),

@@ -82,4 +82,3 @@ func TestRealAgents_Approvals(t *testing.T) {
 		})
 	}
 }
-

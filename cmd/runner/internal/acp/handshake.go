@@ -292,7 +292,7 @@ func (s *session) finishHandshake(t *agent.Turn) error {
 
 // transcriptEvent returns the event transcript_written with the session's id and the path of the transcript.
 func (s *session) transcriptEvent() events.TranscriptWritten {
-	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
+	w := events.TranscriptWritten{AgentSessionID: string(s.id), Volatile: s.caps.SessionCapabilities.Resume == nil && !s.caps.LoadSession}
 	if s.d.Transcript != nil {
 		w.Path = s.d.Transcript(string(s.id))
 	}
