@@ -32,7 +32,7 @@ func newBench(t *testing.T, kind string) *agenttest.Harness {
 // TestConformance runs the suite with agents that resume sessions and that load them.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{"resumes", "loads"} {
+	for _, kind := range []string{"resumes", "loads", "loads anything"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			agenttest.Exercise(t, subject(t, kind), agenttest.Capabilities{

@@ -51,8 +51,12 @@ func runBadPeer(kind string) int {
 		switch m.Method {
 		case "initialize":
 			if kind != "initialize is not answered" {
-				write(m.ID, `{"jsonrpc":"2.0","id":$ID,"result":{"protocolVersion":1}}`)
+				write(m.ID, `{"jsonrpc":"2.0","id":$ID,"result":{"protocolVersion":1,"agentCapabilities":{"loadSession":true}}}`)
 			}
+		case "session/load":
+			write(m.ID, `{"jsonrpc":"2.0","id":$ID,"result":null}`, chunk("REPEATED "), chunk("after the answer"))
+		case "_spool/ping":
+			write(m.ID, `{"jsonrpc":"2.0","id":$ID,"error":{"code":-32601,"message":"Method not found"}}`)
 		case "session/new":
 			switch kind {
 			case "session/new is not answered":
@@ -145,6 +149,15 @@ func TestTextBetweenTurns_IsJournaledInTheNextTurn(t *testing.T) {
 	x := b.RunTurn("hello", nil)
 	if l := agenttest.DataOfType[events.Log](x, "log"); len(l) != 1 || !strings.Contains(l[0].Message, "between turns") {
 		t.Errorf("logs %+v", l)
+	}
+}
+
+// An agent may repeat the conversation after its answer to session/load. That is not a part of the turn.
+func TestLoad_DropsWhatIsRepeatedAfterTheAnswer(t *testing.T) {
+	t.Parallel()
+	x := newBench(t, badPeer+"id is a string").RunTurnOK("hello", "begin", func(q *runner.Query) { q.Resume = "s1" })
+	if strings.Contains(x.String(), "REPEATED") {
+		t.Errorf("journaled again%s", x)
 	}
 }
 

@@ -183,14 +183,17 @@ func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
 	return s.handleLoadedSession(m, t)
 }
 
-// handleLoadedSession handles the last answer to a request for the earlier session. If the answer is an error, the conversation is lost.
+// handleLoadedSession handles the last answer to a request for the earlier session. If the answer is an error, the conversation is lost. So it is if
+// the agent has loaded the session and repeats no message of it: some agents make an empty session for an id that they do not know. Agents may
+// repeat messages after the answer, so handleLoadedSession sends a ping first.
 func (s *session) handleLoadedSession(m rpcMessage, t *agent.Turn) error {
-	s.loading = false
-	if m.Error != nil && m.Error.needsLogin() {
+	loaded := s.loading
+	switch {
+	case m.Error != nil && m.Error.needsLogin():
 		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+m.Error.text())
 		return nil
-	}
-	if m.Error != nil {
+	case m.Error != nil:
+		s.loading = false
 		return s.loseConversation(t, m.Error.text())
 	}
 	o, err := decode[openSessionResult](m.Result, "answer to session/load")
@@ -199,7 +202,15 @@ func (s *session) handleLoadedSession(m rpcMessage, t *agent.Turn) error {
 		return nil
 	}
 	o.SessionID = sdk.SessionId(s.resume)
-	return s.chooseModel(o, t)
+	if !loaded {
+		return s.chooseModel(o, t)
+	}
+	return s.sendPing(func(_ rpcMessage, t *agent.Turn) error {
+		if s.loading = false; !s.repeated {
+			return s.loseConversation(t, "the agent loaded it without a message")
+		}
+		return s.chooseModel(o, t)
+	})
 }
 
 // chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the session

@@ -2,8 +2,10 @@ package acp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,7 +71,7 @@ func (a *scripted) Initialize(_ context.Context, p sdk.InitializeRequest) (sdk.I
 	case "resume fails":
 		r.AgentCapabilities.SessionCapabilities.Resume = &sdk.SessionResumeCapabilities{}
 		r.AgentCapabilities.LoadSession = true
-	case "loads":
+	case "loads", "loads anything":
 		r.AgentCapabilities.LoadSession = true
 	case "version 2":
 		r.ProtocolVersion = 2
@@ -123,6 +125,9 @@ func (a *scripted) ResumeSession(_ context.Context, p sdk.ResumeSessionRequest) 
 // LoadSession repeats the conversation.
 func (a *scripted) LoadSession(ctx context.Context, p sdk.LoadSessionRequest) (sdk.LoadSessionResponse, error) {
 	raw, err := os.ReadFile(a.file(p.SessionId))
+	if a.kind == "loads anything" && errors.Is(err, fs.ErrNotExist) {
+		return sdk.LoadSessionResponse{}, os.WriteFile(a.file(p.SessionId), nil, 0o600)
+	}
 	if err != nil {
 		return sdk.LoadSessionResponse{}, err
 	}

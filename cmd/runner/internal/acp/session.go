@@ -46,6 +46,7 @@ type session struct {
 	opening    string               // method of the handshake's last request
 	ready      bool                 // the handshake is complete
 	loading    bool                 // the agent repeats the earlier conversation
+	repeated   bool                 // it has repeated a message
 	broken     *runner.CommandError // why this process cannot take a query
 	notes      []events.Payload
 	instructed bool     // the instructions were sent
