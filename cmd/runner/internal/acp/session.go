@@ -143,6 +143,7 @@ func (s *session) awaitHandshake(t *agent.Turn) {
 	if limit == 0 {
 		return
 	}
+	limit = max(limit, s.d.StartTime)
 	t.SetAlarm(limit, func() {
 		s.refuseQueries(t, "AGENT_PROTOCOL", fmt.Sprintf("the agent did not answer %s within %s", s.opening, limit))
 	})

@@ -155,3 +155,14 @@ func beginTurn(t *testing.T, l agent.Launch) *runner.CommandError {
 	}
 	return refusal
 }
+
+// The transcript of a session that has run in another workspace folder is copied into the folder of this one.
+func TestCommand_FindsTheTranscriptOfAnotherWorkspace(t *testing.T) {
+	t.Parallel()
+	l := forkable(t, original, "")
+	l.Fork = nil
+	l.Workspace = t.TempDir()
+	if args := command(t, l).Args; !slices.Contains(args, "--resume") || !hasTranscript(l.Folders, l.Resume) {
+		t.Errorf("arguments %v", args)
+	}
+}
