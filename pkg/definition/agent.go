@@ -51,6 +51,7 @@ func CheckAgent(s events.AgentSpec) []FieldError {
 	}
 	c.checkRetries(s.Retries)
 	c.checkLoops(s.Loops)
+	c.addOptionError(command.CheckOptions(events.Options{OnConversationLoss: s.Conversation.OnLoss}), "sessionOptions.onConversationLoss", "conversation.onLoss")
 	for _, wrong := range permission.Check(s.Permissions) {
 		c.addError(wrong.Field, "%s", wrong.Detail)
 	}

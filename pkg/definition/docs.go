@@ -36,6 +36,7 @@ func WriteFieldTables(w io.Writer, notes map[string]string) error {
 		{"`limits.session`", "Budget", reflect.TypeFor[events.Budget]()},
 		{"`retries`", "Retries", reflect.TypeFor[events.Retries]()},
 		{"`loops`", "Loops", reflect.TypeFor[events.Loops]()},
+		{"`conversation`", "Conversation", reflect.TypeFor[events.Conversation]()},
 		{"`permissions`", "Permissions", reflect.TypeFor[events.Permissions]()},
 		{"`permissions.rules[]`", "PermissionRule", reflect.TypeFor[events.PermissionRule]()},
 		{"`spec` of an instance", "InstanceSpec", reflect.TypeFor[events.InstanceSpec]()},

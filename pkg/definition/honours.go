@@ -92,10 +92,11 @@ func SupportTable() map[string]SupportNotes {
 			ClaudeCode: deepest + "; a further sub-agent is not started", Codex: deepest + "; calls of a further sub-agent are denied",
 			OpenCode: deepest + "; a further sub-agent is not started, and one starts others only if its `tools` name `task`",
 		},
-		"loops":             sameNoteForAll("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
-		"permissions":       {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
-		"retries.attempts":  sameNoteForAll("starts of the agent's process; without it, a process that died is not started again"),
-		"retries.backoffMs": sameNoteForAll("the job waits; nothing of the execution runs meanwhile"),
+		"conversation.onLoss": sameNoteForAll("a turn whose conversation is lost"),
+		"loops":               sameNoteForAll("tool calls of the agent and of each of its sub-agents, as [below](#repeated-tool-calls)"),
+		"permissions":         {ClaudeCode: policy, Codex: policy, OpenCode: policy, ACP: "what the agent asks about; other calls run ([permissions.md](permissions.md))", Spool: policy},
+		"retries.attempts":    sameNoteForAll("starts of the agent's process; without it, a process that died is not started again"),
+		"retries.backoffMs":   sameNoteForAll("the job waits; nothing of the execution runs meanwhile"),
 	}
 }
 

@@ -53,6 +53,7 @@ func fieldConstraints() map[string]jsonObject {
 		"MCPServer.timeoutMs":       {"maximum": MaxTimeoutMs},
 		"Retries.attempts":          {"maximum": MaxAttempts},
 		"Retries.backoffMs":         {"maximum": events.MaxBackoff.Milliseconds()},
+		"Conversation.onLoss":       {"enum": []string{events.OnLossFail, events.OnLossContinue}},
 		"Loops.action":              {"enum": []string{events.LoopActionStop, events.LoopActionWarn, events.LoopActionNone}},
 		"Loops.warn":                {"maximum": MaxLoopWindow},
 		"Loops.stop":                {"maximum": MaxLoopWindow},

@@ -31,6 +31,18 @@ type AgentSpec struct {
 	Retries       Retries                `json:"retries,omitzero"`     // what happens when the agent's process or its sandbox dies during an execution
 	Loops         Loops                  `json:"loops,omitzero"`       // what happens when the agent repeats a tool call
 	Permissions   Permissions            `json:"permissions,omitzero"` // what the agent may do
+	Conversation  Conversation           `json:"conversation,omitzero"`
+}
+
+// Values of Conversation.OnLoss.
+const (
+	OnLossFail     = "fail"
+	OnLossContinue = "continue"
+)
+
+// Conversation defines how the agent continues a session's conversation in another process.
+type Conversation struct {
+	OnLoss string `json:"onLoss,omitempty"` // what happens to a turn whose agent cannot continue the conversation: fail (the default): the execution fails with CONVERSATION_LOST; continue: the agent runs without it, after an error event TRANSCRIPT_LOST
 }
 
 // ToolChoice restricts an agent's tools, by the names that the agent itself uses.

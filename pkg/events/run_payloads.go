@@ -192,6 +192,7 @@ type TranscriptWritten struct {
 	AgentSessionID string `json:"agentSessionId"` // the agent's own session id
 	Path           string `json:"path,omitempty"`
 	Bytes          uint32 `json:"bytes,omitempty"`
+	Volatile       bool   `json:"volatile,omitempty"` // the agent cannot continue the session in another process
 }
 
 // MetadataUpdate holds the usage, cost and model of the running execution so far.

@@ -22,6 +22,8 @@ type Options struct {
 	Budget           Budget        `json:"budget,omitzero"`            // budget of the whole session
 	Egress           []string      `json:"egress,omitempty"`           // hosts besides the model APIs that the sandbox may reach: host, host:port or *.host; a prefix of HTTP methods restricts the host to these methods (GET,HEAD host)
 
+	OnConversationLoss string `json:"onConversationLoss,omitempty"` // what happens to a turn whose agent cannot continue the conversation: fail or continue; default the agent's conversation.onLoss
+
 	HostPath string `json:"hostPath,omitempty"` // absolute path of a folder on the executor's machine in which the session works, instead of a workspace of its own; set when the session is created, local sandboxes only
 }
 
@@ -74,7 +76,17 @@ type SessionForked struct {
 
 	SnapshotSession string `json:"snapshotSession,omitempty"` // session that owns Snapshot, if not the parent
 	RecordsSession  string `json:"recordsSession,omitempty"`  // session that owns Records, if not the parent
+
+	Conversation string `json:"conversation,omitempty"` // what becomes of the agent's conversation: new, continued, unverified or lost; "" in forks of earlier builds
 }
+
+// Values of SessionForked.Conversation.
+const (
+	ForkConversationNew        = "new"        // there is none at the event
+	ForkConversationContinued  = "continued"  // the agent continues a copy
+	ForkConversationUnverified = "unverified" // the agent has to find its records in another folder; if it does not, the first turn ends with CONVERSATION_LOST
+	ForkConversationLost       = "lost"       // the agent begins a new one, although the parent has one
+)
 
 // FilesOwner returns the id of the session that owns the snapshot with the files of the fork.
 func (f SessionForked) FilesOwner() string { return cmp.Or(f.SnapshotSession, f.Parent) }

@@ -109,6 +109,9 @@ type Query struct {
 	Env          map[string]string `json:"env,omitempty"`    // for the agent's process only; never journaled
 	Resume       string            `json:"resume,omitempty"` // the agent's own session id of the previous turn, used if the agent's process has ended
 	Fork         *Fork             `json:"fork,omitempty"`   // with Resume: continue with a copy of that session
+	// ContinueAfterLoss allows the agent to begin a new conversation if Resume cannot be continued. Otherwise the turn
+	// fails with CodeConversationLost.
+	ContinueAfterLoss bool `json:"continueAfterLoss,omitempty"`
 
 	MemoryFile string                `json:"memoryFile,omitempty"` // content of the agent's memory file (CLAUDE.md, AGENTS.md)
 	Tools      events.ToolChoice     `json:"tools,omitzero"`
@@ -147,8 +150,8 @@ type Query struct {
 //	acp          never: the agent continues the original conversation
 //
 // After a tool call without its result the agent sees an aborted call, or none. If the records or the anchor are
-// missing, the agent starts a new conversation, and an error event TRANSCRIPT_LOST comes first: the agent never
-// answers from text after the anchor.
+// missing, the conversation is lost, see Query.ContinueAfterLoss: the agent never answers from text after the anchor.
+// If it may continue, an error event TRANSCRIPT_LOST comes first.
 type Fork struct {
 	Anchor string `json:"anchor,omitempty"` // anchor of a block (events.Block.Anchor); "" for the whole conversation
 	// Provided requests that the agent continue with the transcript that `runner provide-transcript` stored in the
@@ -156,6 +159,9 @@ type Fork struct {
 	// Supported by claude-code, codex and opencode; Anchor must be empty.
 	Provided bool `json:"provided,omitempty"`
 }
+
+// CodeConversationLost is the code of a turn that did not run because the agent cannot continue the conversation Query.Resume.
+const CodeConversationLost = "CONVERSATION_LOST"
 
 // OutputRate is the maximum rate at which an execution may write to the journal; 0 means no limit. The execution may be
 // ahead of the rate by OutputBurst; then the runner delays further output, and so the agent.

@@ -12,6 +12,10 @@ import (
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/events/run"
+	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/workspace"
+	"github.com/spoolhq/spool/pkg/workspace/natsstore"
+	"github.com/spoolhq/spool/pkg/workspace/workspacetest"
 	"github.com/spoolhq/spool/services/session"
 )
 
@@ -138,5 +142,66 @@ func TestFork_TwoHundredAtOnce(t *testing.T) {
 		if err != nil || l.Life.Fork == nil || l.Life.Fork.Parent != sid || l.Life.Fork.Effective != length {
 			t.Errorf("fork %s is %+v, %v", fork, l.Life.Fork, err)
 		}
+	}
+}
+
+// TestFork_SaysWhetherTheConversationComesAlong tests that a fork whose agent cannot continue its conversation is refused unless that is allowed,
+// and that a preview makes no session.
+func TestFork_SaysWhetherTheConversationComesAlong(t *testing.T) {
+	t.Parallel()
+	s := newStack(t)
+	s.startCopy("one", session.Config{})
+	sid := id(events.KindSession)
+	s.createLong(sid, 1)
+	store, err := natsstore.Open(t.Context(), s.js, topology.BucketWorkspaces)
+	must(t, err)
+	fork := func(b command.ForkSession) (string, command.Answer) {
+		t.Helper()
+		b.Parent = sid
+		made := id(events.KindSession)
+		return made, s.send(command.TypeForkSession, made, "", b)
+	}
+	conversation := func(a command.Answer) string {
+		t.Helper()
+		if a.Error != nil || a.Forked == nil {
+			t.Fatalf("answer %+v, %+v", a, a.Error)
+		}
+		return a.Forked.Conversation
+	}
+	if _, a := fork(command.ForkSession{}); conversation(a) != events.ForkConversationNew {
+		t.Errorf("without a conversation: %+v", a.Forked)
+	}
+	for _, c := range []struct {
+		written events.TranscriptWritten
+		want    string
+	}{
+		{events.TranscriptWritten{AgentSessionID: "a1"}, events.ForkConversationContinued},
+		{events.TranscriptWritten{AgentSessionID: "a2", Volatile: true}, events.ForkConversationLost},
+	} {
+		l, err := s.ses.Load(t.Context(), "default", sid, eventlog.LeaderOnly)
+		must(t, err)
+		taken, err := workspace.Snapshot(t.Context(), &workspacetest.FakeSandbox{Tree: map[string]string{"workspace/a": "1"}}, store, workspace.Options{Tenant: "default", Session: sid})
+		must(t, err)
+		must(t, s.ses.AppendRunPart(t.Context(), l, events.Actor{Kind: "executor", ID: "x"}, id(events.KindCommit), run.Decision{Epoch: 1, Events: []events.Event{
+			{ID: id(events.KindEvent), Source: events.FromRunner, Data: c.written},
+			{ID: id(events.KindEvent), Source: events.FromServer, Data: events.WorkspaceSynced{Snapshot: taken.ID}},
+		}}))
+		made, a := fork(command.ForkSession{Preview: true})
+		if got := conversation(a); got != c.want {
+			t.Errorf("%+v: the preview says %q, want %q", c.written, got, c.want)
+		}
+		if l, err := s.ses.Load(t.Context(), "default", made, eventlog.LeaderOnly); err != nil || l.Life.Fork != nil {
+			t.Errorf("the preview made %+v, %v", l.Life.Fork, err)
+		}
+	}
+	made, a := fork(command.ForkSession{})
+	if a.Error == nil || a.Error.Code != command.CodeConversationLost {
+		t.Errorf("answer %+v", a)
+	}
+	if l, err := s.ses.Load(t.Context(), "default", made, eventlog.LeaderOnly); err != nil || l.Life.Fork != nil {
+		t.Errorf("the refused fork is %+v, %v", l.Life.Fork, err)
+	}
+	if _, a = fork(command.ForkSession{AllowConversationLoss: true}); conversation(a) != events.ForkConversationLost || a.Forked.AgentSessionID != "" {
+		t.Errorf("allowed: %+v", a.Forked)
 	}
 }

@@ -21,8 +21,8 @@ type Recording struct {
 	Last     uint64            `json:"last"`    // sequence of the last commit in EVENTS-0
 	Sessions []RecordedSession `json:"sessions"`
 	// Uncounted are the sequences of the commits in EVENTS-0 with a run_retired event whose count of commits wrapped.
-	Uncounted []uint64 `json:"uncounted,omitempty"`
-	Log      []RecordedCommit  `json:"log"` // every message of EVENTS-0, in order
+	Uncounted []uint64         `json:"uncounted,omitempty"`
+	Log       []RecordedCommit `json:"log"` // every message of EVENTS-0, in order
 }
 
 // RecordedSession holds the answers of the released build about one session at the time when its data was recorded.

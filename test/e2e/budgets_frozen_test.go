@@ -137,7 +137,9 @@ func TestBudgets_HoldWhileTheSessionServiceIsFrozen(t *testing.T) {
 		f.service.Continue()
 	}
 
-	var now struct{ Used struct{ EventsPerDay float64 } }
+	var now struct {
+		Used struct{ EventsPerDay float64 }
+	}
 	f.c.Call(0, "PUT", "/api/limits", map[string]any{"limits": map[string]any{"eventsPerDay": 1 << 40}}, nil)
 	f.c.Call(0, "GET", "/api/limits", nil, &now)
 	id := f.c.CreateSession("spool", nil)

@@ -72,6 +72,9 @@ const CodeStorageFull = "STORAGE_FULL"
 // session's agent.
 const CodeTranscriptMismatch = "TRANSCRIPT_MISMATCH"
 
+// CodeConversationLost is the error code of a fork whose agent would not know the conversation.
+const CodeConversationLost = "CONVERSATION_LOST"
+
 // CodeSnapshotGone is the error code of a fork that needs a snapshot which no longer exists in the object store or
 // cannot be read.
 const CodeSnapshotGone = "SNAPSHOT_GONE"
@@ -122,6 +125,9 @@ type ForkSession struct {
 	At       *uint32         `json:"at,omitempty"`       // seq in the parent; nil means its last event
 	Metadata json.RawMessage `json:"metadata,omitempty"` // replaces the parent's metadata; nil keeps it
 	Agent    string          `json:"agent,omitempty"`    // a reference to another version, or to another agent of the same architecture; "" means the parent's agent
+
+	AllowConversationLoss bool `json:"allowConversationLoss,omitempty"` // fork although the agent's conversation is lost
+	Preview               bool `json:"preview,omitempty"`               // only answer where the fork would begin
 }
 
 // UpdateSession changes a session. Nil options, empty fields of options, and nil metadata leave the present values

@@ -104,6 +104,8 @@ func TestCheckOptions_NamesTheInvalidField(t *testing.T) {
 		{events.Options{HostPath: "/home/a\nb"}, "sessionOptions.hostPath"},
 		{events.Options{HostPath: "/home/\xff"}, "sessionOptions.hostPath"},
 		{events.Options{HostPath: "/" + strings.Repeat("a", 4096)}, "sessionOptions.hostPath"},
+		{events.Options{OnConversationLoss: "continue"}, ""},
+		{events.Options{OnConversationLoss: "ask"}, "sessionOptions.onConversationLoss"},
 		{events.Options{Budget: events.Budget{Turns: 1, Tokens: 2, CostUSD: 0.5, TimeMs: 3}}, ""},
 		{events.Options{Budget: events.Budget{CostUSD: -1}}, "sessionOptions.budget.costUsd"},
 		{events.Options{Budget: events.Budget{CostUSD: math.NaN()}}, "sessionOptions.budget.costUsd"},
@@ -136,6 +138,7 @@ func TestMerge_SetsKeepsAndClearsEveryOption(t *testing.T) {
 	full := events.Options{
 		Model: "m", ModelProvider: "nvidia", IdleTimeoutMs: 1, TurnLimitMs: 2, SessionLimitMs: 3, SyncIntervalMs: 4, HealthIntervalMs: 5, SandboxMaxAgeMs: 6,
 		Image: "i", Command: []string{"c"}, Egress: []string{"e"}, Budget: events.Budget{Turns: 7}, HostPath: "/h", ModelSettings: events.ModelSettings{Preset: "qwen"},
+		OnConversationLoss: "continue",
 	}
 	v, fields := reflect.ValueOf(full), reflect.TypeFor[events.Options]()
 	for i := range fields.NumField() {

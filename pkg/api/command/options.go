@@ -61,6 +61,9 @@ func CheckOptions(o events.Options) error {
 	if o.ModelProvider != "" && !slices.Contains(architecture.ModelProviders(), o.ModelProvider) {
 		return invalidFieldError("sessionOptions.modelProvider", "unknown model provider %.64q; must be one of %s", o.ModelProvider, strings.Join(architecture.ModelProviders(), ", "))
 	}
+	if o.OnConversationLoss != "" && o.OnConversationLoss != events.OnLossFail && o.OnConversationLoss != events.OnLossContinue {
+		return invalidFieldError("sessionOptions.onConversationLoss", "%.64q is unknown; must be %s or %s", o.OnConversationLoss, events.OnLossFail, events.OnLossContinue)
+	}
 	if o.HostPath != "" {
 		if err := hostpath.CheckSyntax(o.HostPath); err != nil {
 			return invalidFieldError(FieldHostPath, "%v", err)
@@ -167,6 +170,8 @@ var resetOption = map[string]func(*events.Options){
 	"modelSettings":    func(o *events.Options) { o.ModelSettings = events.ModelSettings{} },
 	"budget":           func(o *events.Options) { o.Budget = events.Budget{} },
 	"egress":           func(o *events.Options) { o.Egress = nil },
+
+	"onConversationLoss": func(o *events.Options) { o.OnConversationLoss = "" },
 }
 
 // MergeOptions returns a copy of o in which the options named in clear are reset and the options set in changes are
@@ -183,7 +188,9 @@ func MergeOptions(o events.Options, changes *events.Options, clear []string) (ev
 		return o, nil
 	}
 	// HostPath is neither reset nor changed, see CheckFixedOptions.
-	for _, f := range []struct{ to, from *string }{{&o.Model, &changes.Model}, {&o.ModelProvider, &changes.ModelProvider}, {&o.Image, &changes.Image}} {
+	for _, f := range []struct{ to, from *string }{
+		{&o.Model, &changes.Model}, {&o.ModelProvider, &changes.ModelProvider}, {&o.Image, &changes.Image}, {&o.OnConversationLoss, &changes.OnConversationLoss},
+	} {
 		if *f.from != "" {
 			*f.to = *f.from
 		}

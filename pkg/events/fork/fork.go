@@ -63,6 +63,7 @@ type conversation struct {
 	records snapshot
 	agent   string // the agent's own session id
 	anchor  string
+	lost    bool // the agent cannot continue it
 }
 
 // fileChange is a change of a workspace file: an event file_put or file_removed.
@@ -100,6 +101,7 @@ type Finder struct {
 	calls        map[string]struct{} // tool calls of conversation main without a result, and its open approval requests
 	inherited    conversation        // set if the session itself is a fork
 	agent        string              // the agent's own session id; "" until this session has one
+	volatile     bool                // the agent cannot continue that session in another process
 	restSnapshot snapshot            // the first snapshot after the end of the last execution
 
 	best *candidate // the latest point whose snapshots are known
@@ -143,7 +145,7 @@ func (w *Finder) Add(seq uint32, e events.Event) {
 		w.created = d
 	case events.SessionForked:
 		w.files = snapshot{id: d.Snapshot, session: d.FilesOwner()}
-		w.inherited = conversation{snapshot{id: d.Records, session: d.RecordsOwner()}, d.AgentSessionID, d.Anchor}
+		w.inherited = conversation{records: snapshot{id: d.Records, session: d.RecordsOwner()}, agent: d.AgentSessionID, anchor: d.Anchor}
 		if w.best != nil { // session_created is in the same commit as this event
 			w.best.files, w.best.conversation = w.files, w.inherited
 		}
@@ -159,7 +161,7 @@ func (w *Finder) Add(seq uint32, e events.Event) {
 	case events.FileRemoved:
 		w.addChange(d.N, d)
 	case events.TranscriptWritten:
-		w.setAgentSession(e.ExecutionID, d.AgentSessionID)
+		w.setAgentSession(e.ExecutionID, d)
 	case events.WorkspaceSynced:
 		w.addSnapshot(snapshot{id: d.Snapshot, seq: seq, applied: d.Applied})
 	case events.ApprovalRequested:
@@ -223,11 +225,12 @@ func changesAfter(list []fileChange, applied uint32) []fileChange {
 
 // setAgentSession records the agent's own session id that an execution reported, also in the candidates of that
 // execution.
-func (w *Finder) setAgentSession(execution, agent string) {
+func (w *Finder) setAgentSession(execution string, d events.TranscriptWritten) {
+	agent := d.AgentSessionID
 	if agent == "" {
 		return
 	}
-	w.agent = agent
+	w.agent, w.volatile = agent, d.Volatile
 	for _, p := range []*candidate{w.anchorPoint, w.olderAnchor} {
 		if p != nil && p.execution == execution {
 			p.conversation.agent = agent
@@ -268,9 +271,9 @@ func (w *Finder) addIdleCandidate(seq uint32) {
 	case w.agent == "":
 		p.conversation = w.inherited
 	case w.restSnapshot.id != "":
-		p.conversation = conversation{records: w.restSnapshot, agent: w.agent}
+		p.conversation = conversation{records: w.restSnapshot, agent: w.agent, lost: w.volatile}
 	default:
-		p.conversation.agent = w.agent
+		p.conversation.agent, p.conversation.lost = w.agent, w.volatile
 		w.restPoint = p
 		return
 	}
@@ -345,6 +348,15 @@ func (w *Finder) ForkPoint() (ForkPoint, error) {
 			Records: p.conversation.records.id, RecordsSession: p.conversation.records.session, AgentSessionID: p.conversation.agent, Anchor: p.conversation.anchor,
 		},
 		Waits: p.isBefore(w.restPoint),
+	}
+	switch {
+	case p.conversation.lost:
+		c.Forked.Records, c.Forked.RecordsSession, c.Forked.AgentSessionID, c.Forked.Anchor = "", "", "", ""
+		c.Forked.Conversation = events.ForkConversationLost
+	case p.conversation.agent == "" && p.created.Transcript == nil:
+		c.Forked.Conversation = events.ForkConversationNew
+	default:
+		c.Forked.Conversation = events.ForkConversationContinued
 	}
 	if p.conversation.agent != "" { // the records contain the initial conversation
 		c.Created.Transcript = nil

@@ -12,7 +12,7 @@ import (
 
 // StateVersion is the version of State as stored with each commit. A stored state of another version is ignored, and
 // the subject is folded from its first commit.
-const StateVersion = 3
+const StateVersion = 4
 
 // MaxClaimsWithoutProgress is the number of claims without progress that an execution survives. A claim does not count if its
 // holder attached to the running agent or handed the execution over.
@@ -57,6 +57,7 @@ type State struct {
 	Open           []OpenBlock        `json:"open,omitempty"`
 	Usage          events.Usage       `json:"usage,omitzero"`         // of the execution
 	AgentSession   string             `json:"agentSession,omitempty"` // the agent's own session id, used to resume it
+	Continues      string             `json:"continues,omitempty"`    // AgentSession when the execution was first claimed; "" if the session had no conversation
 	PausedAt       time.Time          `json:"pausedAt,omitzero"`
 	PausedMs       uint64             `json:"pausedMs,omitempty"`    // total time of earlier pauses
 	Approvals      []OpenApproval     `json:"approvals,omitempty"`   // open approval requests, oldest first
@@ -426,7 +427,7 @@ func (s State) beginExecution(e events.Event) State {
 	s.Before = s.Before.Plus(s.TotalUsage())
 	s.OutputBefore, s.Output = s.OutputBefore.Plus(s.Output), events.OutputSize{}
 	s.Execution, s.Phase, s.ClaimedAt, s.EndedAt = e.ExecutionID, Starting, e.Time, time.Time{}
-	s.Attempt, s.Claims, s.Open, s.Usage = 0, 0, nil, events.Usage{}
+	s.Attempt, s.Claims, s.Open, s.Usage, s.Continues = 0, 0, nil, events.Usage{}, s.AgentSession
 	s.PausedAt, s.PausedMs, s.Resolved = time.Time{}, 0, ResolvedLocation{}
 	s.Approvals, s.Approved, s.WaitingAt, s.WaitedMs = nil, nil, time.Time{}, 0
 	s.DiedAttempts, s.NotBefore, s.Calls = 0, time.Time{}, 0

@@ -49,6 +49,11 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 	if err != nil {
 		return agent.Command{}, err
 	}
+	if l.Resume != "" {
+		if err := relocateRecords(l); err != nil && !l.ContinueAfterLoss {
+			return agent.Command{}, agent.LossRefusal(err.Error())
+		}
+	}
 	if say := Instructions(l); say != "" || l.Model != "" || len(l.MCPServers) > 0 {
 		servers, err := json.Marshal(l.MCPServers)
 		if err != nil {
@@ -64,12 +69,15 @@ func (Adapter) Command(l agent.Launch) (agent.Command, error) {
 // because an agent keeps its sessions somewhere below its home, and the state folder moves with the session into its next sandbox. Caches do not
 // move.
 func createHome(l agent.Launch) (map[string]string, error) {
-	home := filepath.Join(l.State, "acp", "home")
+	home := homeDir(l)
 	if err := os.MkdirAll(home, 0o700); err != nil {
 		return nil, fmt.Errorf("make the agent's home: %w", err)
 	}
 	return map[string]string{"HOME": home, "XDG_CACHE_HOME": filepath.Join(os.TempDir(), "acp-cache")}, nil
 }
+
+// homeDir returns the path of the agent's home folder.
+func homeDir(l agent.Launch) string { return filepath.Join(l.State, "acp", "home") }
 
 // OpenSession returns the session of an agent process that was just started, and sends the handshake.
 func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {

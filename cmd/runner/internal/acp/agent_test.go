@@ -32,7 +32,7 @@ func newBench(t *testing.T, kind string) *agenttest.Harness {
 // TestConformance runs the suite with agents that resume sessions and that load them.
 func TestConformance(t *testing.T) {
 	t.Parallel()
-	for _, kind := range []string{"resumes", "loads"} {
+	for _, kind := range []string{"resumes", "loads", "loads anything"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			agenttest.Exercise(t, subject(t, kind), agenttest.Capabilities{
@@ -65,7 +65,7 @@ func TestOneProcess(t *testing.T) {
 // The next process resumes the session, if the agent can; the repeated conversation is not journaled again.
 func TestResume_DoesNotJournalTheRepeatedConversation(t *testing.T) {
 	t.Parallel()
-	for kind, want := range map[string]string{"resumes": "before: one,", "loads": "before: one,", "plain": "before: "} {
+	for kind, want := range map[string]string{"resumes": "before: one,", "loads": "before: one,", "resume fails": "before: one,", "plain": "before: "} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			b := newBench(t, kind)
@@ -73,7 +73,7 @@ func TestResume_DoesNotJournalTheRepeatedConversation(t *testing.T) {
 			if err := syscall.Kill(first.Started().PID, syscall.SIGKILL); err != nil {
 				t.Fatal(err)
 			}
-			second := b.RunTurn("recall", nil)
+			second := b.RunTurn("recall", func(q *runner.Query) { q.ContinueAfterLoss = kind == "plain" })
 			if e := second.Ended(); e.Result != want {
 				t.Errorf("ended %+v, want %q", e, want)
 			}
@@ -85,6 +85,23 @@ func TestResume_DoesNotJournalTheRepeatedConversation(t *testing.T) {
 				t.Errorf("errors %+v", lost)
 			}
 		})
+	}
+}
+
+// An agent that cannot continue its session does not run as if nothing had happened: also the next process refuses.
+func TestResume_FailsWithoutTheConversation(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, "plain")
+	pid := b.RunTurnOK("one", "You said: one", nil).Started().PID
+	for range 2 {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		x := b.RunTurn("recall", nil)
+		if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != runner.CodeConversationLost || len(x.FinishedBlocks(events.KindAssistantText)) > 0 {
+			t.Errorf("ended %+v%s", e, x)
+		}
+		pid = x.Started().PID
 	}
 }
 
@@ -208,6 +225,7 @@ func TestModelImagesAndInstructions(t *testing.T) {
 	if first.Started().PID != second.Started().PID {
 		t.Error("the same settings need no other process")
 	}
+	b.Query.ContinueAfterLoss = true // the agent cannot resume
 	third := b.RunTurnOK("everything", `model ""`, nil)
 	if third.Started().PID == first.Started().PID {
 		t.Error("another model needs another process")
@@ -238,6 +256,7 @@ func TestModelSet(t *testing.T) {
 	}
 	b := newBench(t, "images")
 	b.RunTurnOK("everything", `model "big"`, set("big"))
+	b.Query.ContinueAfterLoss = true                   // another model needs another process
 	b.RunTurnOK("everything", `model ""`, set("huge")) // not offered: MODEL_NOT_FOUND without ModelSet
 	x := newBench(t, "plain").RunTurn("hello", set("big"))
 	if l := agenttest.DataOfType[events.Log](x, "log"); x.Ended().Outcome != runner.OutcomeCompleted || len(l) != 0 {

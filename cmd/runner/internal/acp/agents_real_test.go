@@ -33,13 +33,6 @@ var realAgents = map[string]realAgent{
 // The agents ask about commands that change something, and take the decisions.
 func TestRealAgents_Approvals(t *testing.T) {
 	t.Parallel()
-	dir, err := filepath.Abs("../../../../.tools/acp-agents/node_modules/.bin")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(dir); err != nil {
-		t.Skipf("the ACP agents are not installed: run scripts/install: %v", err)
-	}
 	for name, a := range realAgents {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -48,15 +41,7 @@ func TestRealAgents_Approvals(t *testing.T) {
 				maps.Copy(input, a.more)
 				return agenttest.ScriptToolCall{Name: a.tool, Input: input}
 			}
-			s := agenttest.AgentUnderTest{
-				Architecture: acp.Architecture, Adapter: acp.Adapter{}, Command: []string{filepath.Join(dir, a.command[0])},
-				Env: func(url string) map[string]string {
-					env := a.env(url)
-					env["PATH"] = dir + string(os.PathListSeparator) + os.Getenv("PATH")
-					return env
-				},
-			}
-			s.Command = append(s.Command, a.command[1:]...)
+			s := a.agentUnderTest(t)
 			b := agenttest.NewHarnessWithScript(t, s, agenttest.ScriptOfRules(t, agenttest.ScriptRule("touch one", touch("one"), touch("two"))))
 			b.Query.Permissions = events.Permissions{Default: events.PermissionAsk}
 			x := b.RunTurnDeciding("touch one", nil, func(r events.ApprovalRequested) events.ApprovalDecided {
@@ -78,6 +63,60 @@ func TestRealAgents_Approvals(t *testing.T) {
 			b.Supervisor.Interrupt()
 			if e := b.ReadToEnd(x).Ended(); e.Outcome != runner.OutcomeInterrupted {
 				t.Errorf("ended %+v", e)
+			}
+		})
+	}
+}
+
+// agentUnderTest returns a real agent for the suite, or skips the test if the agents are not installed.
+func (a realAgent) agentUnderTest(t *testing.T) agenttest.AgentUnderTest {
+	t.Helper()
+	dir, err := filepath.Abs("../../../../.tools/acp-agents/node_modules/.bin")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(dir); err != nil {
+		t.Skipf("the ACP agents are not installed: run scripts/install: %v", err)
+	}
+	s := agenttest.AgentUnderTest{
+		Architecture: acp.Architecture, Adapter: acp.Adapter{}, Command: []string{filepath.Join(dir, a.command[0])},
+		Env: func(url string) map[string]string {
+			env := a.env(url)
+			env["PATH"] = dir + string(os.PathListSeparator) + os.Getenv("PATH")
+			return env
+		},
+	}
+	s.Command = append(s.Command, a.command[1:]...)
+	return s
+}
+
+// A real agent continues its conversation in another process, and in a fork whose workspace is another folder. It does not answer without it.
+func TestRealAgents_ContinueTheConversation(t *testing.T) {
+	t.Parallel()
+	for name, a := range realAgents {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := a.agentUnderTest(t)
+			parent := agenttest.NewHarnessWithScript(t, s, agenttest.ScriptOfRules(t))
+			first := parent.RunTurnOK("Remember the number 4711", "4711", nil)
+			parent.Supervisor.Kill(t.Context())
+			parent.RunTurnOK("in another process", "You said", nil)
+			parent.CheckLastModelRequest([]string{"number 4711", "in another process"}, nil, 0)
+			parent.Supervisor.Kill(t.Context())
+
+			fork := agenttest.NewHarnessWithScript(t, s, agenttest.ScriptOfRules(t))
+			if err := os.CopyFS(fork.Folders.State, os.DirFS(parent.Folders.State)); err != nil {
+				t.Fatal(err)
+			}
+			fork.RunTurnOK("in a fork", "You said", func(q *runner.Query) {
+				q.SessionID, q.Resume, q.Fork = "ses_fork", first.TranscriptWritten().AgentSessionID, &runner.Fork{}
+			})
+			fork.CheckLastModelRequest([]string{"number 4711", "in a fork"}, nil, 0)
+
+			const unknown = "11111111-2222-4333-8444-555555555555"
+			lost := fork.RunTurn("hello", func(q *runner.Query) { q.SessionID, q.Resume = "ses_2", unknown })
+			if e := lost.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != runner.CodeConversationLost {
+				t.Errorf("an unknown session: ended %+v%s", e, lost)
 			}
 		})
 	}

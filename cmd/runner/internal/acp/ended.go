@@ -3,6 +3,7 @@ package acp
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 
 	sdk "github.com/coder/acp-go-sdk"
 
@@ -18,12 +19,12 @@ func (s *session) handlePromptAnswer(m rpcMessage, t *agent.Turn) error {
 		return nil // the turn has ended already
 	}
 	if m.Error != nil {
-		s.endAfterSubagents(s.requestErrorEnd(m.Error), t)
+		s.endWhenQuiet(s.requestErrorEnd(m.Error), t)
 		return nil
 	}
 	r, err := decode[sdk.PromptResponse](m.Result, "answer to session/prompt")
 	if err != nil {
-		s.endAfterSubagents(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		s.endWhenQuiet(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
 		return nil
 	}
 	if s.cut && r.StopReason == sdk.StopReasonEndTurn {
@@ -38,14 +39,41 @@ func (s *session) handlePromptAnswer(m rpcMessage, t *agent.Turn) error {
 		return s.sendPrompt(t)
 	}
 	e := s.stopReasonEnd(r.StopReason)
-	if r.StopReason != sdk.StopReasonCancelled {
-		s.completeMessage(s.main, t)
-	}
+	s.whole = r.StopReason != sdk.StopReasonCancelled
 	if r.Usage != nil {
 		e.Usage = convertUsage(*r.Usage)
 	}
-	s.endAfterSubagents(e, t)
+	s.endWhenQuiet(e, t)
 	return nil
+}
+
+const (
+	// quietTime is the time without a line of the agent after which a turn ends whose query was answered.
+	quietTime = 250 * time.Millisecond
+	// maxQuietWait is the maximum time between the answer to the query and the end of the turn.
+	maxQuietWait = 3 * time.Second
+)
+
+// endWhenQuiet ends the turn with e once the agent has printed nothing for quietTime, because agents send the end of their text also after the answer
+// to the query: that text belongs to the turn. It waits for maxQuietWait at most.
+func (s *session) endWhenQuiet(e runner.TurnEnd, t *agent.Turn) {
+	s.mu.Lock()
+	s.asking = false // the turn cannot be interrupted any more
+	s.mu.Unlock()
+	s.answered, s.outcome = s.now(), e
+	s.awaitQuiet(t)
+}
+
+// awaitQuiet ends the turn after quietTime, or when maxQuietWait is over, unless it is called again before that.
+func (s *session) awaitQuiet(t *agent.Turn) {
+	wait := min(quietTime, maxQuietWait-s.now().Sub(s.answered))
+	t.SetAlarm(max(0, wait), func() {
+		s.answered = time.Time{}
+		if s.whole {
+			s.completeMessage(s.main, t)
+		}
+		s.endAfterSubagents(s.outcome, t)
+	})
 }
 
 // isStopOfEarlierTurn reports whether the agent ended this turn because of a request to stop the turn before, which was sent more than once. It
@@ -132,22 +160,26 @@ func (s *session) stopReasonEnd(r sdk.StopReason) runner.TurnEnd {
 }
 
 // requestErrorEnd returns the outcome of a turn whose session/prompt the agent answered with an error.
-func (s *session) requestErrorEnd(e *sdk.RequestError) runner.TurnEnd {
+func (s *session) requestErrorEnd(e *answerError) runner.TurnEnd {
 	if s.isInterrupted() {
-		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted, Message: requestErrorText(e)}
+		return runner.TurnEnd{Outcome: runner.OutcomeInterrupted, Message: e.text()}
 	}
-	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: s.errorCode(e), Message: requestErrorText(e)}
+	return runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: s.errorCode(e), Message: e.text()}
 }
 
 // errorCode returns Spool's error code for an error that the agent answered. It uses the HTTP status of an earlier notice of the agent, else the
 // error code of the protocol, else the HTTP status in the error's text.
-func (s *session) errorCode(e *sdk.RequestError) string {
+func (s *session) errorCode(e *answerError) string {
 	if s.status != 0 {
-		return agent.ModelErrorCode(s.status, requestErrorText(e))
+		return agent.ModelErrorCode(s.status, e.text())
+	}
+	if e.Malformed {
+		return "AGENT_PROTOCOL"
+	}
+	if e.needsLogin() {
+		return "MODEL_UNAUTHORIZED"
 	}
 	switch e.Code {
-	case -32000: // authentication required
-		return "MODEL_UNAUTHORIZED"
 	case -32700, -32600, -32601, -32602:
 		return "AGENT_PROTOCOL"
 	}
@@ -156,13 +188,16 @@ func (s *session) errorCode(e *sdk.RequestError) string {
 		StatusCode int `json:"statusCode"`
 	}
 	if raw, err := json.Marshal(e.Data); err == nil && json.Unmarshal(raw, &data) == nil {
-		return agent.ModelErrorCode(max(data.Status, data.StatusCode), requestErrorText(e))
+		return agent.ModelErrorCode(max(data.Status, data.StatusCode), e.text())
 	}
-	return agent.ModelErrorCode(0, requestErrorText(e))
+	return agent.ModelErrorCode(0, e.text())
 }
 
-// requestErrorText returns the text of an error that the agent answered. It includes the details, because agents put the useful part there.
-func requestErrorText(e *sdk.RequestError) string {
+// text returns the text of an error that the agent answered, "" for nil. It includes the details, because agents put the useful part there.
+func (e *answerError) text() string {
+	if e == nil {
+		return ""
+	}
 	var data struct {
 		Details string `json:"details"`
 		Message string `json:"message"`

@@ -46,7 +46,7 @@ func TestFork_ContinuesInTheCopiedSession(t *testing.T) {
 			}}
 			var in agenttest.Stdin
 			var journal agenttest.Journal
-			s := OpenSession(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}}, &in)
+			s := OpenSession(d, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}, Resume: "s1", Fork: &runner.Fork{Anchor: c.anchor}, ContinueAfterLoss: true}, &in)
 			turn := agenttest.NewJournalTurn(t, &journal, "exe_1")
 			if err := s.BeginTurn(runner.Query{Content: "hello"}, turn); err != nil {
 				t.Fatal(err)

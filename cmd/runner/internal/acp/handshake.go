@@ -33,7 +33,7 @@ func (s *session) sendInitialize(done answerHandler) error {
 // it, or a new one. If the agent cannot be used, the session refuses every query.
 func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
-		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.Message)
+		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent refused to initialize: "+m.Error.text())
 		return nil
 	}
 	r, err := decode[sdk.InitializeResponse](m.Result, "answer to initialize")
@@ -63,8 +63,7 @@ func (s *session) handleInitializeAnswer(m rpcMessage, t *agent.Turn) error {
 	case !s.d.Forks && s.fork.Anchor == "":
 		return s.openSession(t) // the sandbox has its own copy of the agent's records
 	case !s.d.Forks:
-		s.journalLostTranscript(t, "the agent cannot cut a conversation")
-		return s.requestNewSession()
+		return s.loseConversation(t, "the agent cannot cut a conversation")
 	}
 	s.awaitsCopy = true
 	return s.openForkedSession(t)
@@ -87,8 +86,7 @@ func (s *session) openForkedSession(t *agent.Turn) error {
 	case !s.awaitsCopy || s.forked == nil:
 		return nil
 	case s.forked.Error != "":
-		s.journalLostTranscript(t, s.forked.Error)
-		return s.requestNewSession()
+		return s.loseConversation(t, s.forked.Error)
 	}
 	s.resume = s.forked.Session
 	return s.openSession(t)
@@ -104,11 +102,15 @@ func (s *session) openSession(t *agent.Turn) error {
 			SessionId: sdk.SessionId(s.resume), Cwd: s.place.Workspace, McpServers: s.sessionServers(),
 		}, s.handleResumedSession)
 	case s.caps.LoadSession:
-		s.loading = true
-		return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(sdk.SessionId(s.resume)), s.handleResumedSession)
+		return s.requestLoad()
 	}
-	s.journalLostTranscript(t, "the agent cannot go on with a session")
-	return s.requestNewSession()
+	return s.loseConversation(t, "the agent cannot go on with a session")
+}
+
+// requestLoad sends session/load for the session s.resume.
+func (s *session) requestLoad() error {
+	s.loading = true
+	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(sdk.SessionId(s.resume)), s.handleLoadedSession)
 }
 
 // loadSessionRequest returns the parameters of session/load, at which an agent opens an earlier session and repeats its conversation.
@@ -121,12 +123,17 @@ func (s *session) requestNewSession() error {
 	return s.sendRequest(sdk.AgentMethodSessionNew, sdk.NewSessionRequest{Cwd: s.place.Workspace, McpServers: s.sessionServers()}, s.handleNewSession)
 }
 
-// journalLostTranscript journals an event with code TRANSCRIPT_LOST: the agent's earlier session cannot be resumed, so the agent does not know the
-// earlier turns.
-func (s *session) journalLostTranscript(t *agent.Turn, why string) {
-	s.journalOrQueue(t, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: fmt.Sprintf("session %.100s of the agent cannot be continued: %s; the agent does not know the earlier turns", s.resume, why),
-	})
+// loseConversation is called when the agent cannot continue its earlier session. It requests a new session and journals the loss, if the launch
+// allows that. Otherwise the session refuses every query.
+func (s *session) loseConversation(t *agent.Turn, why string) error {
+	why = fmt.Sprintf("session %.100s of the agent cannot be continued: %s", s.resume, why)
+	if !s.continues {
+		refusal := agent.LossRefusal(why)
+		s.refuseQueries(t, refusal.Code, refusal.Message)
+		return nil
+	}
+	s.journalOrQueue(t, agent.LossEvent(why))
+	return s.requestNewSession()
 }
 
 // openSessionResult is the agent's answer to session/new or session/load.
@@ -152,7 +159,7 @@ type sessionOption struct {
 // handleNewSession handles the answer to session/new. If the answer is an error, the session refuses every query.
 func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	if m.Error != nil {
-		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+requestErrorText(m.Error))
+		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+m.Error.text())
 		return nil
 	}
 	o, err := decode[openSessionResult](m.Result, "answer to session/new")
@@ -166,20 +173,44 @@ func (s *session) handleNewSession(m rpcMessage, t *agent.Turn) error {
 	return s.chooseModel(o, t)
 }
 
-// handleResumedSession handles the answer to the request for the earlier session. If the answer is an error, it requests a new session.
+// handleResumedSession handles the answer to session/resume. If the answer is an error, it requests the session by session/load, which some agents
+// can although they refuse session/resume.
 func (s *session) handleResumedSession(m rpcMessage, t *agent.Turn) error {
-	s.loading = false
-	if m.Error != nil {
-		s.journalLostTranscript(t, requestErrorText(m.Error))
-		return s.requestNewSession()
+	if m.Error != nil && s.caps.LoadSession && !m.Error.needsLogin() {
+		s.journalOrQueue(t, logEvent("info", "the agent does not resume session %.100s: %s; it is asked to load it", s.resume, m.Error.text()))
+		return s.requestLoad()
 	}
-	o, err := decode[openSessionResult](m.Result, "answer to session/resume")
+	return s.handleLoadedSession(m, t)
+}
+
+// handleLoadedSession handles the last answer to a request for the earlier session. If the answer is an error, the conversation is lost. So it is if
+// the agent has loaded the session and repeats no message of it: some agents make an empty session for an id that they do not know. Agents may
+// repeat messages after the answer, so handleLoadedSession sends a ping first.
+func (s *session) handleLoadedSession(m rpcMessage, t *agent.Turn) error {
+	loaded := s.loading
+	switch {
+	case m.Error != nil && m.Error.needsLogin():
+		s.refuseQueries(t, s.errorCode(m.Error), "the agent opened no session: "+m.Error.text())
+		return nil
+	case m.Error != nil:
+		s.loading = false
+		return s.loseConversation(t, m.Error.text())
+	}
+	o, err := decode[openSessionResult](m.Result, "answer to session/load")
 	if err != nil {
 		s.refuseQueries(t, "AGENT_PROTOCOL", err.Error())
 		return nil
 	}
 	o.SessionID = sdk.SessionId(s.resume)
-	return s.chooseModel(o, t)
+	if !loaded {
+		return s.chooseModel(o, t)
+	}
+	return s.sendPing(func(_ rpcMessage, t *agent.Turn) error {
+		if s.loading = false; !s.repeated {
+			return s.loseConversation(t, "the agent loaded it without a message")
+		}
+		return s.chooseModel(o, t)
+	})
 }
 
 // chooseModel sets s.id to the opened session, and requests the model of the launch in the way that the agent offers: as an option of the session
@@ -252,7 +283,7 @@ func (s *session) requestModel(offered []string, method string, params any, t *a
 			if len(offered) > maxListedModels {
 				offered = append(offered[:maxListedModels], "…")
 			}
-			s.refuseQueries(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, requestErrorText(m.Error), strings.Join(offered, ", ")))
+			s.refuseQueries(t, "MODEL_NOT_FOUND", fmt.Sprintf("the agent does not take the model %q (%s); it offers %s", s.d.Model, m.Error.text(), strings.Join(offered, ", ")))
 			return nil
 		}
 		return s.finishHandshake(t)
@@ -262,6 +293,7 @@ func (s *session) requestModel(offered []string, method string, params any, t *a
 // finishHandshake marks the handshake as complete, and sends the query that waits for it, if there is one.
 func (s *session) finishHandshake(t *agent.Turn) error {
 	s.ready = true
+	t.SetAlarm(0, nil)
 	s.journalOrQueue(t, s.transcriptEvent())
 	if !s.pending {
 		return nil
@@ -271,7 +303,7 @@ func (s *session) finishHandshake(t *agent.Turn) error {
 
 // transcriptEvent returns the event transcript_written with the session's id and the path of the transcript.
 func (s *session) transcriptEvent() events.TranscriptWritten {
-	w := events.TranscriptWritten{AgentSessionID: string(s.id)}
+	w := events.TranscriptWritten{AgentSessionID: string(s.id), Volatile: s.caps.SessionCapabilities.Resume == nil && !s.caps.LoadSession}
 	if s.d.Transcript != nil {
 		w.Path = s.d.Transcript(string(s.id))
 	}

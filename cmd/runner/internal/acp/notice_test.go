@@ -42,6 +42,7 @@ func feed(t *testing.T, s agent.Session, turn *agent.Turn, lines ...string) {
 			t.Errorf("%s: %v", l, err)
 		}
 	}
+	turn.RunAlarm() // the agent is quiet
 }
 
 func tells(t *testing.T, n Notice) string {

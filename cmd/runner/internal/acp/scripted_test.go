@@ -2,8 +2,10 @@ package acp_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,7 +21,9 @@ import (
 const asAgent = "SPOOL_TEST_ACP_AGENT"
 
 func TestMain(m *testing.M) {
-	if kind := os.Getenv(asAgent); kind != "" {
+	if kind := os.Getenv(asAgent); strings.HasPrefix(kind, badPeer) {
+		os.Exit(runBadPeer(kind))
+	} else if kind != "" {
 		os.Exit(runScripted(kind))
 	}
 	os.Exit(m.Run())
@@ -64,7 +68,10 @@ func (a *scripted) Initialize(_ context.Context, p sdk.InitializeRequest) (sdk.I
 	case "resumes":
 		r.AgentCapabilities.SessionCapabilities.Resume = &sdk.SessionResumeCapabilities{}
 		r.AgentCapabilities.SessionCapabilities.List = &sdk.SessionListCapabilities{}
-	case "loads":
+	case "resume fails":
+		r.AgentCapabilities.SessionCapabilities.Resume = &sdk.SessionResumeCapabilities{}
+		r.AgentCapabilities.LoadSession = true
+	case "loads", "loads anything":
 		r.AgentCapabilities.LoadSession = true
 	case "version 2":
 		r.ProtocolVersion = 2
@@ -108,6 +115,9 @@ func (a *scripted) ListSessions(context.Context, sdk.ListSessionsRequest) (sdk.L
 }
 
 func (a *scripted) ResumeSession(_ context.Context, p sdk.ResumeSessionRequest) (sdk.ResumeSessionResponse, error) {
+	if a.kind == "resume fails" {
+		return sdk.ResumeSessionResponse{}, sdk.NewInternalError(map[string]any{"details": "no active session"})
+	}
 	_, err := os.ReadFile(a.file(p.SessionId))
 	return sdk.ResumeSessionResponse{}, err
 }
@@ -115,6 +125,9 @@ func (a *scripted) ResumeSession(_ context.Context, p sdk.ResumeSessionRequest) 
 // LoadSession repeats the conversation.
 func (a *scripted) LoadSession(ctx context.Context, p sdk.LoadSessionRequest) (sdk.LoadSessionResponse, error) {
 	raw, err := os.ReadFile(a.file(p.SessionId))
+	if a.kind == "loads anything" && errors.Is(err, fs.ErrNotExist) {
+		return sdk.LoadSessionResponse{}, os.WriteFile(a.file(p.SessionId), nil, 0o600)
+	}
 	if err != nil {
 		return sdk.LoadSessionResponse{}, err
 	}

@@ -1,11 +1,11 @@
 package acp
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -40,10 +40,13 @@ type session struct {
 	caps       sdk.AgentCapabilities
 	resume     string               // the session to resume
 	fork       *runner.Fork         // with resume: where to cut a copy of it; nil to resume the session itself
+	continues  bool                 // with resume: begin a new session if that one is lost
 	forked     *ForkResult          // the copy that the process made, once it is known
 	awaitsCopy bool                 // the handshake waits for the copy
+	opening    string               // method of the handshake's last request
 	ready      bool                 // the handshake is complete
 	loading    bool                 // the agent repeats the earlier conversation
+	repeated   bool                 // it has repeated a message
 	broken     *runner.CommandError // why this process cannot take a query
 	notes      []events.Payload
 	instructed bool     // the instructions were sent
@@ -69,7 +72,11 @@ type turnState struct {
 	cut    bool         // the model's last answer reached its limit
 	early  earlyText
 	heard  map[string]bool   // permission requests of sub-agents that were handled, by id
+	whole  bool              // the message is complete when the turn ends
 	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
+
+	answered time.Time // when the query was answered; zero unless the turn ends when the agent is quiet
+	outcome  runner.TurnEnd
 }
 
 // answerHandler is called with the agent's answer to a request of the session.
@@ -83,7 +90,7 @@ func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, continues: l.ContinueAfterLoss, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
 	s.startHandshake()
 	return s
 }
@@ -113,6 +120,7 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	}
 	s.notes = nil
 	if !s.ready {
+		s.awaitHandshake(t)
 		return nil
 	}
 	// A warm agent that prints nothing is considered hung, and a model may take long to answer: the agent gets a request that
@@ -127,6 +135,18 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 		return err
 	}
 	return s.sendPrompt(t)
+}
+
+// awaitHandshake ends the turn if the agent does not answer a request of the handshake in time. Every line of the agent restarts the time.
+func (s *session) awaitHandshake(t *agent.Turn) {
+	limit := t.AnswerTimeout()
+	if limit == 0 {
+		return
+	}
+	limit = max(limit, s.d.StartTime)
+	t.SetAlarm(limit, func() {
+		s.refuseQueries(t, "AGENT_PROTOCOL", fmt.Sprintf("the agent did not answer %s within %s", s.opening, limit))
+	})
 }
 
 // sendPing sends a request that the agent answers without its model. done handles the answer, which shows that the agent is alive.
@@ -226,26 +246,42 @@ func (s *session) sendRequest(method string, params any, done answerHandler) err
 	s.requests++
 	id := s.requests
 	s.waiting[id] = done
+	if !s.ready {
+		s.opening = method
+	}
 	s.mu.Unlock()
 	return s.in.Send(rpcRequest{JSONRPC: "2.0", ID: &id, Method: method, Params: params})
 }
 
 // HandleLine handles a line that the agent's process printed.
 func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
+	err := s.handleMessage(raw, t)
+	switch {
+	case !s.pending:
+	case !s.ready:
+		s.awaitHandshake(t)
+	case !s.answered.IsZero():
+		s.awaitQuiet(t)
+	}
+	return err
+}
+
+// handleMessage handles a message of the agent.
+func (s *session) handleMessage(raw []byte, t *agent.Turn) error {
 	m, err := decode[rpcMessage](raw, "message")
 	if err != nil {
 		return err
 	}
 	switch {
-	case m.Method != "" && len(m.ID) > 0:
-		return s.handleRequest(m, t)
 	case m.Method == sdk.ClientMethodSessionUpdate:
 		return s.handleUpdate(m, t)
+	case m.Method != "" && len(m.ID) > 0:
+		return s.handleRequest(m, t)
 	case m.Method == "$/cancel_request":
 		return s.withdrawRequest(m, t)
 	case m.Method != "":
 		return s.handleExtension(m, raw, t)
-	case len(m.ID) > 0 && (m.Error != nil || m.Result != nil):
+	case len(m.ID) > 0 || m.Error != nil || m.Result != nil:
 		return s.handleAnswer(m, t)
 	}
 	return errors.New("the line is neither a request nor an answer of JSON-RPC")
@@ -253,15 +289,30 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 
 // handleAnswer passes an answer of the agent to the answerHandler of its request.
 func (s *session) handleAnswer(m rpcMessage, t *agent.Turn) error {
-	id, err := strconv.Atoi(string(m.ID))
+	id := m.requestNumber()
 	s.mu.Lock()
-	done := s.waiting[id]
+	done, known := s.waiting[id], id > 0 && id <= s.requests
 	delete(s.waiting, id)
 	s.mu.Unlock()
-	if err != nil || done == nil {
-		return fmt.Errorf("answer to an unknown request: %.64s", m.ID)
+	switch {
+	case done != nil:
+		return done(m, t)
+	case known:
+		return fmt.Errorf("request %d was answered before", id)
+	case s.pending && s.answered.IsZero() && (m.Error != nil || answersPrompt(m.Result)):
+		// It is the answer that the turn waits for: no other will come.
+		s.refuseQueries(t, "AGENT_PROTOCOL", fmt.Sprintf("the agent sent an answer with the id %.64q, which no request has: %s", m.ID, cmp.Or(m.Error.text(), string(m.Result))))
+		return nil
 	}
-	return done(m, t)
+	return fmt.Errorf("answer to an unknown request: %.64s", m.ID)
+}
+
+// answersPrompt reports whether result is that of a request session/prompt.
+func answersPrompt(result json.RawMessage) bool {
+	var r struct {
+		StopReason json.RawMessage `json:"stopReason"`
+	}
+	return json.Unmarshal(result, &r) == nil && r.StopReason != nil
 }
 
 // handleRequest handles a request that the agent sends to the session.
@@ -307,7 +358,7 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 		s.status = n.Status
 	case mine && n.Usage != (events.Usage{}):
 		s.cut = n.Cut
-	case mine && n.Over && s.pending && (s.seen != (events.Usage{}) || s.status != 0):
+	case mine && n.Over && s.pending && s.answered.IsZero() && s.end == nil && (s.seen != (events.Usage{}) || s.status != 0):
 		// The notice is about this turn, because its model has answered: missing parts of the answer will not come any
 		// more.
 		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")

@@ -216,7 +216,7 @@ func (s *session) loadSubagentSession(id sdk.SessionId, f *conversation, finish 
 		}
 		delete(s.subs, id)
 		if m.Error != nil {
-			s.journalLog(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, requestErrorText(m.Error))
+			s.journalLog(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, m.Error.text())
 		}
 		f.completeText(t, "")
 		finish(t)

@@ -46,6 +46,7 @@ func (s *session) handleUpdate(m rpcMessage, t *agent.Turn) error {
 		return err
 	}
 	if s.loading && string(u.SessionID) == s.resume {
+		s.repeated = s.repeated || kind.Kind == "user_message_chunk" || kind.Kind == "agent_message_chunk"
 		return nil // it was journaled when it happened
 	}
 	f := s.conversationOf(u.SessionID)

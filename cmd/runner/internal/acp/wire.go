@@ -5,19 +5,57 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"math"
+	"strconv"
 
 	sdk "github.com/coder/acp-go-sdk"
+
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 )
 
 // rpcMessage is any JSON-RPC message. Only the types of the SDK are used: its connection starts goroutines, which a
 // session must not do.
 type rpcMessage struct {
-	ID     json.RawMessage   `json:"id"`
-	Method string            `json:"method"`
-	Params json.RawMessage   `json:"params"`
-	Result json.RawMessage   `json:"result"`
-	Error  *sdk.RequestError `json:"error"`
+	ID     json.RawMessage `json:"id"`
+	Method string          `json:"method"`
+	Params json.RawMessage `json:"params"`
+	Result json.RawMessage `json:"result"`
+	Error  *answerError    `json:"error"`
 }
+
+// requestNumber returns the number of the session's request that an answer names: as a number, or as a string with the number. It returns 0 if the
+// id is neither.
+func (m rpcMessage) requestNumber() int {
+	var id any
+	if json.Unmarshal(m.ID, &id) != nil {
+		return 0
+	}
+	n, err := strconv.ParseFloat(fmt.Sprint(id), 64)
+	if err != nil || n != math.Trunc(n) || math.Abs(n) > math.MaxInt32 {
+		return 0
+	}
+	return int(n)
+}
+
+// answerError is the error of an answer. An error that is not an error object of JSON-RPC is Malformed, and its message has the JSON.
+type answerError struct {
+	sdk.RequestError
+	Malformed bool
+}
+
+// UnmarshalJSON decodes any JSON value.
+func (e *answerError) UnmarshalJSON(raw []byte) error {
+	if json.Unmarshal(raw, &e.RequestError) != nil {
+		*e = answerError{sdk.RequestError{Message: "malformed error: " + agent.Truncate(string(raw), maxQuotedError)}, true}
+	}
+	return nil
+}
+
+// needsLogin reports whether the agent requires authentication first.
+func (e *answerError) needsLogin() bool { return e.Code == -32000 }
+
+// maxQuotedError is the maximum number of bytes of a malformed error that a message quotes.
+const maxQuotedError = 1 << 10
 
 // rpcRequest is a JSON-RPC request that the session sends, or a notification if it has no id.
 type rpcRequest struct {

@@ -39,7 +39,7 @@ type Session interface {
 	// a warm process that prints nothing is considered hung and is replaced.
 	BeginTurn(runner.Query, *Turn) error
 	// HandleLine takes one line of stdout: a JSON value without its newline, which must not be used after HandleLine
-	// has returned. HandleLine ends the turn by Turn.End. Between turns, t drops everything. An error means that the
+	// has returned. HandleLine ends the turn by Turn.End. Between turns, what is written to t becomes events of the next turn. An error means that the
 	// line does not belong to the agent's protocol; the line is journaled, and the turn goes on.
 	HandleLine(line []byte, t *Turn) error
 	// Interrupt asks the agent to stop the turn and to stay warm. The turn still ends by Turn.End, with outcome
@@ -63,17 +63,18 @@ type Folders struct {
 // Launch holds everything that determines how the process of an agent is started.
 type Launch struct {
 	Folders
-	SessionID    string
-	Command      []string          // from the query, for architecture acp: the agent's program and its arguments
-	Model        string            // the query's, else the profile's; "" for the architecture's default
-	ModelSet     bool              // the environment or the command name the model
-	SystemPrompt string            // the query's, else the profile's; "" for the architecture's default
-	MemoryFile   string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
-	Env          map[string]string // from the query, only for the process: must never be journaled
-	Resume       string            // the agent's own session id to resume; "" for a new session
-	Fork         *runner.Fork      // from the query, with Resume: continue with a copy of that session
-	Environ      []string          // the runner's own environment, KEY=value
-	Executable   string            // the runner's own binary
+	SessionID         string
+	Command           []string          // from the query, for architecture acp: the agent's program and its arguments
+	Model             string            // the query's, else the profile's; "" for the architecture's default
+	ModelSet          bool              // the environment or the command name the model
+	SystemPrompt      string            // the query's, else the profile's; "" for the architecture's default
+	MemoryFile        string            // content of the agent's memory file (CLAUDE.md, AGENTS.md), likewise; "" for none
+	Env               map[string]string // from the query, only for the process: must never be journaled
+	Resume            string            // the agent's own session id to resume; "" for a new session
+	Fork              *runner.Fork      // from the query, with Resume: continue with a copy of that session
+	ContinueAfterLoss bool              // from the query: begin a new conversation if Resume cannot be continued
+	Environ           []string          // the runner's own environment, KEY=value
+	Executable        string            // the runner's own binary
 
 	// From the query, else from the profile. A field that the architecture does not support was refused when the agent
 	// was applied.

@@ -104,8 +104,9 @@ func (t *Turn) decideOrAsk(conversation string, r PermissionRequest, reply func(
 		class = t.cfg.Policy.Class(r.Call)
 	}
 	switch {
-	case t.cfg.Journal == nil || t.end != nil:
-		return PermissionAnswer{Outcome: events.OutcomeRejected, Message: endedMessage}, true
+	case t.idle || t.end != nil:
+		d = permission.Decision{Action: events.PermissionDeny, Rule: "no-turn", Reason: endedMessage}
+		return t.journalPolicyDecision(conversation, r, d, events.OutcomeRejected), true
 	case d.Action == events.PermissionAllow:
 		return t.journalPolicyDecision(conversation, r, d, events.OutcomeApproved), true
 	case d.Action == events.PermissionDeny:

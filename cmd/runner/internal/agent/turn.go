@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -37,8 +39,8 @@ type Journal interface {
 	Name() string
 }
 
-// TurnConfig configures a turn. A turn with a nil Journal drops everything and logs it at debug level; it is used
-// between turns.
+// TurnConfig configures a turn. A turn with a nil Journal is used while no turn runs: its lines go to Idle, it does not end,
+// and it denies requests for permission.
 type TurnConfig struct {
 	Journal     Journal
 	ExecutionID string
@@ -50,14 +52,20 @@ type TurnConfig struct {
 	Policy      *permission.Policy // decides requests of the agent; nil for the policy of an agent without permissions
 	Approved    []string           // classes of requests that a person approved in an earlier attempt
 	BeforeEnd   func()             // called once, before the line that ends the turn is journaled; nil for nothing
+
+	// AnswerTimeout is how long the agent may take to answer a request that it answers without its model; 0 for no limit.
+	AnswerTimeout time.Duration
+	// Idle keeps what is written after the end of the turn, or without a Journal; nil for nothing.
+	Idle *IdleOutput
 }
 
 // Turn writes one turn to the journal: blocks, text, events, and the end. It guarantees valid ids and UTF-8 offsets,
 // whole runes, text before any line that follows it, that every block is finished before the end, and exactly one end.
 // Its methods block while the journal is full. They are safe for concurrent use.
 type Turn struct {
-	ctx context.Context // ends when the turn is killed, which also ends waiting for the journal
-	cfg TurnConfig
+	ctx  context.Context // ends when the turn is killed, which also ends waiting for the journal
+	cfg  TurnConfig
+	idle bool // no turn runs
 
 	mu    sync.Mutex
 	open  []*openBlock // in the order they were opened
@@ -66,6 +74,7 @@ type Turn struct {
 	end   *runner.TurnEnd
 	held  []runner.JournalLine // lines from before Start
 	agent string               // the agent's own session id, as last reported
+	alarm alarm
 
 	approvals approvals
 }
@@ -88,10 +97,17 @@ func NewTurn(ctx context.Context, cfg TurnConfig) *Turn {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Idle == nil {
+		cfg.Idle = &IdleOutput{}
+	}
+	idle := cfg.Journal == nil
+	if idle {
+		cfg.Journal = cfg.Idle
+	}
 	if cfg.Policy == nil {
 		cfg.Policy = &permission.Policy{}
 	}
-	t := &Turn{ctx: ctx, cfg: cfg, approvals: approvals{approved: map[string]bool{}}}
+	t := &Turn{ctx: ctx, cfg: cfg, idle: idle, approvals: approvals{approved: map[string]bool{}}}
 	for _, class := range cfg.Approved {
 		t.approvals.approved[class] = true
 	}
@@ -130,6 +146,10 @@ func (t *Turn) appendOrHold(line runner.JournalLine) {
 		t.held = append(t.held, line)
 		return
 	}
+	if t.end != nil {
+		t.cfg.Idle.Append(t.ctx, line)
+		return
+	}
 	t.cfg.Journal.Append(t.ctx, line)
 }
 
@@ -139,7 +159,7 @@ func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b = t.withTurnFields(conversation, b, events.StatusPending)
-	if t.end == nil && t.cfg.Journal != nil {
+	if t.end == nil {
 		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.NewStream()}}
 		if b.Kind == events.KindToolUse {
 			o.text.typed = new([]byte)
@@ -171,7 +191,7 @@ func (t *Turn) AppendText(id, piece string) {
 	defer t.mu.Unlock()
 	b := t.findOpenBlock(id)
 	if b == nil {
-		t.journalUnknownBlock("text", id)
+		t.journalUnknownBlock("text", id, piece)
 		return
 	}
 	b.text.appendPiece(piece)
@@ -192,7 +212,7 @@ func (t *Turn) UpdateBlock(id string, u events.BlockUpdates) {
 	defer t.mu.Unlock()
 	b := t.findOpenBlock(id)
 	if b == nil {
-		t.journalUnknownBlock("update", id)
+		t.journalUnknownBlock("update", id, "")
 		return
 	}
 	applyBlockUpdates(&b.block, u)
@@ -206,7 +226,7 @@ func (t *Turn) CompleteBlock(id string, change func(*events.Block)) {
 	defer t.mu.Unlock()
 	b := t.findOpenBlock(id)
 	if b == nil {
-		t.journalUnknownBlock("completion", id)
+		t.journalUnknownBlock("completion", id, "")
 		return
 	}
 	t.finishBlock(b, events.StatusComplete, change)
@@ -223,7 +243,7 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 }
 
 // End ends the turn. Blocks that are still open are finished with status error and the text so far, and open requests are
-// retracted. Further calls of End and of all other methods have no effect.
+// retracted. What comes after the first call of End goes to TurnConfig.Idle.
 func (t *Turn) End(e runner.TurnEnd) {
 	t.mu.Lock()
 	replies := t.finishTurn(e)
@@ -236,18 +256,14 @@ func (t *Turn) End(e runner.TurnEnd) {
 // finishTurn ends the turn for a caller that holds mu. It returns functions that call the replies to the open
 // permission requests.
 func (t *Turn) finishTurn(e runner.TurnEnd) (replies []func()) {
-	if t.cfg.Journal == nil {
-		t.cfg.Log.Debug("an end outside a turn", "outcome", e.Outcome, "code", e.Code)
-		return nil
-	}
-	if t.end != nil {
-		t.cfg.Log.Warn("agent ended its turn twice", "outcome", e.Outcome, "code", e.Code)
+	if t.end != nil || t.idle {
+		t.journalLine(events.Log{}.EventType(), events.MainConversation, events.Log{
+			Level: "warn", Stream: "runner", Message: fmt.Sprintf("the agent ended a turn that did not run: %s %s %s", e.Outcome, e.Code, e.Message),
+		})
 		return nil
 	}
 	replies = t.retractRequests("turn_ended")
-	for len(t.open) > 0 {
-		t.finishBlock(t.open[0], events.StatusError, nil)
-	}
+	t.finishOpenBlocks()
 	if t.cfg.BeforeEnd != nil {
 		t.cfg.BeforeEnd()
 	}
@@ -261,14 +277,30 @@ func (t *Turn) finishTurn(e runner.TurnEnd) (replies []func()) {
 		t.timer.Stop()
 		t.timer = nil
 	}
+	if t.alarm.timer != nil {
+		t.alarm.timer.Stop()
+		t.alarm = alarm{}
+	}
 	return replies
+}
+
+// AbortBlocks finishes the blocks that are still open with status error and the text so far.
+func (t *Turn) AbortBlocks() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.finishOpenBlocks()
+}
+
+// finishOpenBlocks is AbortBlocks for a caller that holds mu.
+func (t *Turn) finishOpenBlocks() {
+	for len(t.open) > 0 {
+		t.finishBlock(t.open[0], events.StatusError, nil)
+	}
 }
 
 // withTurnFields returns b with the fields that the turn determines: conversation, execution, time and status.
 func (t *Turn) withTurnFields(conversation string, b events.Block, s events.BlockStatus) events.Block {
-	if t.cfg.Journal != nil {
-		b.ID = t.cfg.Journal.NewBlockID()
-	}
+	b.ID = t.cfg.Journal.NewBlockID()
 	b.Status, b.Time, b.ExecutionID, b.ConversationID = s, t.cfg.Now().UTC(), t.cfg.ExecutionID, conversation
 	return b
 }
@@ -283,13 +315,10 @@ func (t *Turn) findOpenBlock(id string) *openBlock {
 }
 
 // journalUnknownBlock journals an error event: the adapter named the block id, which is not open. what names the
-// operation.
-func (t *Turn) journalUnknownBlock(what, id string) {
-	if t.cfg.Journal == nil || t.end != nil {
-		return
-	}
+// operation, and text is the text that it would have added.
+func (t *Turn) journalUnknownBlock(what, id, text string) {
 	t.flushAndJournalLine(events.Error{}.EventType(), events.MainConversation, events.Error{
-		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + truncate.Prefix(id, 64),
+		Code: "AGENT_PROTOCOL", Message: "the agent sent " + what + " for a block that is not open: " + strings.TrimSuffix(truncate.Prefix(id, 64)+": "+text, ": "),
 	})
 }
 
@@ -347,13 +376,9 @@ func (t *Turn) flushAndJournalLine(typ events.Type, conversation string, data an
 	t.journalLine(typ, conversation, data)
 }
 
-// journalLine journals a line with data, redacted and cut to the maximum size of a line. After the end of the turn it drops
-// the line.
+// journalLine journals a line with data, redacted and cut to the maximum size of a line. After the end of the turn it appends
+// the line to TurnConfig.Idle.
 func (t *Turn) journalLine(typ events.Type, conversation string, data any) {
-	if t.end != nil || t.cfg.Journal == nil {
-		t.cfg.Log.Debug("dropped outside a turn", "type", typ)
-		return
-	}
 	raw, cut, err := encodeLine(RedactPayload(t.cfg.Redact, data))
 	conversation = redactConversation(t.cfg.Redact, conversation)
 	line := runner.JournalLine{Type: typ, Time: t.cfg.Now().UTC(), ExecutionID: t.cfg.ExecutionID, ConversationID: conversation, Data: raw}

@@ -1,11 +1,9 @@
 package agent_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,7 +14,9 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/cmd/runner/internal/redact"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/permission"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -200,20 +200,89 @@ func TestTurnJournalsWhatIsSaidOfUnknownBlocks(t *testing.T) {
 	}
 }
 
-// An agent that prints between turns writes to a turn without a journal.
-func TestTurn_WithoutJournalLogsWhatItDrops(t *testing.T) {
+// An agent that prints between turns writes to a turn without a journal. Nothing of it is lost.
+func TestTurn_WithoutJournalKeepsEverythingForTheNextTurn(t *testing.T) {
 	t.Parallel()
-	var log bytes.Buffer
-	turn := agent.NewTurn(context.Background(), agent.TurnConfig{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
-	id := turn.OpenBlock(events.MainConversation, events.Block{})
-	turn.AppendText(id, "x")
+	var idle agent.IdleOutput
+	turn := agent.NewTurn(context.Background(), agent.TurnConfig{Idle: &idle, Redact: redact.New("secret-value")})
+	id := turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindAssistantText})
+	turn.AppendText(id, "the e")
+	turn.AppendText(id, "nd, secret-value")
 	turn.CompleteBlock(id, nil)
-	turn.Emit(events.MainConversation, events.Log{})
-	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
-	for _, want := range []string{"type=block_start", "type=log", "an end outside a turn"} {
-		if !strings.Contains(log.String(), want) {
-			t.Errorf("%q is not logged:\n%s", want, log.String())
+	turn.AppendText(turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindThinking}), "half")
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "run", Input: json.RawMessage(`{"n":1}`)})
+	turn.Emit(events.MainConversation, events.Log{Message: "a note"})
+	turn.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: "s9"})
+	turn.RequestPermission(events.MainConversation, agent.PermissionRequest{Call: permission.Call{Tool: "rm"}}, func(a agent.PermissionAnswer) {
+		if a.IsAllowed() {
+			t.Error("a call between turns is allowed")
 		}
+	})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
+	turn.AbortBlocks()
+	var got strings.Builder
+	for _, p := range idle.Take() {
+		got.WriteString(p.(events.Log).Message + "\n")
+	}
+	for _, want := range []string{
+		"sent assistant_text: the end, [redacted]", "sent thinking: half", `sent tool_use: run {"n":1}`, "a note", `sent transcript_written: {"agentSessionId":"s9"`,
+		`sent permission_decided: {"toolName":"rm"`, "ended a turn that did not run: completed",
+	} {
+		if !strings.Contains(got.String(), want) {
+			t.Errorf("%q is lost:\n%s", want, got.String())
+		}
+	}
+	if left := idle.Take(); len(left) > 0 {
+		t.Errorf("taken twice: %v", left)
+	}
+}
+
+// What an adapter writes after the end of a turn is kept as well.
+func TestTurn_KeepsWhatComesAfterItsEnd(t *testing.T) {
+	t.Parallel()
+	var idle agent.IdleOutput
+	var j agenttest.Journal
+	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j, Idle: &idle})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
+	turn.Emit(events.MainConversation, events.Log{Message: "late"})
+	turn.AppendText("b1", "late text")
+	if lines := j.Lines(); len(lines) != 1 {
+		t.Errorf("journal %v", types(lines))
+	}
+	if kept := fmt.Sprint(idle.Take()); !strings.Contains(kept, "late}") || !strings.Contains(kept, "late text") {
+		t.Errorf("kept %s", kept)
+	}
+}
+
+// An agent that never stops between turns does not fill the memory, and an event says that something is missing.
+func TestIdleOutput_IsBounded(t *testing.T) {
+	t.Parallel()
+	var idle agent.IdleOutput
+	turn := agent.NewTurn(t.Context(), agent.TurnConfig{Idle: &idle})
+	for range 1000 {
+		turn.Emit(events.MainConversation, events.Log{Message: "noise"})
+	}
+	kept := idle.Take()
+	last, ok := kept[len(kept)-1].(events.Error)
+	if len(kept) != 257 || !ok || last.Code != "OUTPUT_CUT" || !strings.Contains(last.Message, "744 events") {
+		t.Errorf("%d events, the last %+v", len(kept), kept[len(kept)-1])
+	}
+}
+
+// An alarm of a turn runs once, unless it is replaced or the turn ends.
+func TestTurn_Alarm(t *testing.T) {
+	t.Parallel()
+	var j agenttest.Journal
+	turn, ran := agent.NewTurn(t.Context(), agent.TurnConfig{Journal: &j}), ""
+	turn.SetAlarm(time.Hour, func() { ran += "a" })
+	turn.SetAlarm(0, func() { ran += "b" })
+	<-turn.Alarm()
+	turn.RunAlarm()
+	turn.RunAlarm()
+	turn.SetAlarm(0, func() { ran += "c" })
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
+	if turn.RunAlarm(); ran != "b" || turn.Alarm() != nil {
+		t.Errorf("ran %q", ran)
 	}
 }
 

@@ -7,6 +7,7 @@ package agenttest
 
 import (
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/bareagent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
@@ -32,6 +33,8 @@ type AgentUnderTest struct {
 	NoModel bool
 	// Model is the model of every query; "" for the CLI's default.
 	Model string
+	// MuteKill is the supervisor's limit of that name; 0 for its default.
+	MuteKill time.Duration
 }
 
 // Capabilities describe which parts of the suite apply to an agent, each with the data that the part needs. A nil field

@@ -100,6 +100,7 @@ func newHarnessWithPath(t testing.TB, s AgentUnderTest, path string, script *ser
 		Executable: exe,
 		Adapters:   map[string]agent.Adapter{s.Architecture: s.Adapter}, Folders: b.Folders, Journal: b.journal,
 		ProcessGroup: process.NewGroup(log), Log: log, Environ: append([]string{"PATH=" + path, "HOME=" + t.TempDir()}, s.Environ...),
+		Limits: supervisor.Limits{MuteKill: s.MuteKill},
 	})
 	if err != nil {
 		t.Fatal(err)

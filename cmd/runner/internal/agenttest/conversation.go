@@ -416,9 +416,27 @@ func checkResume(t *testing.T, s AgentUnderTest, r ResumeCheck) {
 		checkOtherModel(t, b, r, cold)
 	}
 
-	// The journal says that an unknown session is lost, and the query is answered all the same.
-	lost := b.RunTurnOK("hello", "You said: hello", func(q *runner.Query) { q.SessionID, q.Resume = "ses_2", r.UnknownSession })
-	if e := lost.CheckErrorCodes("TRANSCRIPT_LOST"); len(e) == 1 && !strings.Contains(e[0].Message, r.UnknownSession) {
+	checkLostSession(t, s, r.UnknownSession)
+}
+
+// checkLostSession checks that a query does not run without the conversation that it continues, also when it is repeated, unless it allows that.
+func checkLostSession(t *testing.T, s AgentUnderTest, unknown string) {
+	t.Helper()
+	b := NewHarness(t, s)
+	query := func(allowed bool) func(*runner.Query) {
+		return func(q *runner.Query) { q.SessionID, q.Resume, q.ContinueAfterLoss = "ses_2", unknown, allowed }
+	}
+	for range 2 {
+		refused := b.RunTurn("hello", query(false))
+		if e := refused.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != runner.CodeConversationLost || !strings.Contains(e.Message, unknown) {
+			t.Errorf("ended %+v%s", e, refused)
+		}
+		if w := DataOfType[events.TranscriptWritten](refused, "transcript_written"); len(w) > 0 {
+			t.Errorf("the refused turn has the session %+v", w)
+		}
+	}
+	lost := b.RunTurnOK("hello", "You said: hello", query(true))
+	if e := lost.CheckErrorCodes("TRANSCRIPT_LOST"); len(e) == 1 && !strings.Contains(e[0].Message, unknown) {
 		t.Errorf("error %+v does not name the session", e[0])
 	}
 }

@@ -130,7 +130,11 @@ func checkFork(t *testing.T, s AgentUnderTest, f ForkCheck) {
 	t.Run("unknown anchor", func(t *testing.T) {
 		t.Parallel()
 		b := newBench(t)
-		x := b.RunTurnOK("hello", "You said: hello", query(ForkCase{Anchor: f.UnknownAnchor}))
+		fork := query(ForkCase{Anchor: f.UnknownAnchor})
+		if e := b.RunTurn("hello", fork).Ended(); e.Code != runner.CodeConversationLost {
+			t.Errorf("ended %+v", e)
+		}
+		x := b.RunTurnOK("hello", "You said: hello", func(q *runner.Query) { fork(q); q.ContinueAfterLoss = true })
 		x.CheckErrorCodes("TRANSCRIPT_LOST")
 		b.CheckLastModelRequest(nil, []string{"number 11", "number 22"}, 0)
 	})
@@ -217,7 +221,11 @@ func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 		t.Errorf("the provided transcript has changed: %v", err)
 	}
 	t.Run("without a file", func(t *testing.T) {
-		NewHarness(t, s).RunTurnOK("hello", "hello", query).CheckErrorCodes("TRANSCRIPT_LOST")
+		b := NewHarness(t, s)
+		if e := b.RunTurn("hello", query).Ended(); e.Code != runner.CodeConversationLost {
+			t.Errorf("ended %+v", e)
+		}
+		b.RunTurnOK("hello", "hello", func(q *runner.Query) { query(q); q.ContinueAfterLoss = true }).CheckErrorCodes("TRANSCRIPT_LOST")
 	})
 }
 

@@ -206,6 +206,7 @@ func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []Reco
 		var err error
 		switch {
 		case step.Query != nil:
+			turn.RunAlarm() // the agent is quiet
 			turn = newQueryTurn(t, &journal, *step.Query)
 			err = session.BeginTurn(*step.Query, turn)
 		case step.Decide != nil:
@@ -219,6 +220,7 @@ func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []Reco
 			t.Errorf("step %d: %v", i+1, err)
 		}
 	}
+	turn.RunAlarm()
 	if turn.Ended() == nil {
 		t.Error("the recording does not end the last turn")
 	}

@@ -113,6 +113,7 @@ func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, 
 			t.Errorf("line %d: %v", i+1, err)
 		}
 	}
+	turn.RunAlarm()
 	if turn.Ended() == nil {
 		t.Error("the recorded lines do not end the turn")
 	}

@@ -248,6 +248,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Scenari
 		if ask.Interrupt == OnOutput && bytes.Contains(raw, []byte(r.recording.Output)) {
 			interrupt()
 		}
+		turn.RunAlarm() // the query was answered
 	}
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/pkg/architecture"
-	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
@@ -72,10 +71,13 @@ type session struct {
 	plain bool   // the turn's query has no permission policy; see isWithoutPolicy
 }
 
-// BeginTurn sends the query to the process. It first journals that the earlier conversation is lost, if it is.
+// BeginTurn sends the query to the process. If the earlier conversation is lost, it
+// journals that, or refuses the query.
 func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if s.lost != "" {
-		t.Emit(events.MainConversation, events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
+		if refusal := agent.ReportLoss(t, q.ContinueAfterLoss, s.lost); refusal != nil {
+			return refusal
+		}
 		s.lost = ""
 	}
 	s.plain = isWithoutPolicy(q)

@@ -93,7 +93,15 @@ func TestHistoryWithinAndAcrossProcesses(t *testing.T) {
 		t.Errorf("model %s, %d tools", e.seen()[0].Model, len(last.Tools))
 	}
 	// A missing transcript is reported.
-	lines = startSpool(t, e, newPlace(t), "agt-LOST", nil).turn("which word?", nil)
+	lost := startSpool(t, e, newPlace(t), "agt-LOST", nil)
+	for range 2 {
+		lines = lost.turn("which word?", nil)
+		if end := decode[runner.TurnEnd](t, lines[len(lines)-1]); end.Code != runner.CodeConversationLost || !strings.Contains(end.Message, "agt-LOST") {
+			t.Errorf("ended %+v", end)
+		}
+	}
+	lost.query.ContinueAfterLoss = true
+	lines = lost.turn("which word?", nil)
 	if !strings.Contains(string(lines[1].Data), "TRANSCRIPT_LOST") {
 		t.Errorf("second line %s", lines[1].Data)
 	}

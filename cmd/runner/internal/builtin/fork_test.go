@@ -114,7 +114,9 @@ func TestForkWithoutItsAnchor(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := agent.Launch{Folders: place, SessionID: "ses_fork", Resume: c.resume, Fork: &runner.Fork{Anchor: c.anchor}}
-			lines := startLaunch(t, e, l, nil).turn("which word?", nil)
+			s := startLaunch(t, e, l, nil)
+			s.query.ContinueAfterLoss = true
+			lines := s.turn("which word?", nil)
 			var told []events.Error
 			for _, l := range lines {
 				if l.Type == "error" {

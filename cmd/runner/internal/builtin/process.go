@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/mcptool"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/tool"
@@ -72,13 +73,12 @@ func (p AgentProcess) Run(ctx context.Context, in io.Reader, out io.Writer) erro
 	defer w.Close() //nolint:errcheck // nothing is buffered
 	said, err := openTranscript(p.State, p.Resume)
 	lost := ""
-	if errors.Is(err, errTranscriptMissing) {
+	if err != nil && p.Resume != "" {
 		lost, err = err.Error(), nil
 	}
 	if err != nil {
 		return err
 	}
-	defer said.Close() //nolint:errcheck // every write was checked
 	name := p.Getenv("OPENAI_MODEL")
 	if name == "" {
 		name = defaultModel
@@ -93,6 +93,9 @@ func (p AgentProcess) Run(ctx context.Context, in io.Reader, out io.Writer) erro
 		servers: mcptool.New(mcptool.Config{Dir: p.Workspace, Environ: environ}),
 	}
 	defer func() {
+		if s.said != nil {
+			_ = s.said.Close() //nolint:errcheck // every write was checked
+		}
 		if err := s.servers.Close(); err != nil {
 			p.Log.Debug("end the MCP servers", "err", err)
 		}
@@ -103,9 +106,9 @@ func (p AgentProcess) Run(ctx context.Context, in io.Reader, out io.Writer) erro
 // orderServer executes the orders that the runner sends to the agent's process: it runs the turns of queries.
 type orderServer struct {
 	loop     *Loop
-	said     *Transcript
+	said     *Transcript // nil while lost is set
 	state    string
-	lost     string // why the transcript is missing, until that is reported
+	lost     string // why the transcript cannot be continued, until another has begun
 	reported bool   // the path of the transcript was reported
 	pipe     *reportWriter
 	turns    int // number of turns so far
@@ -212,8 +215,10 @@ func readOrders(ctx context.Context, in io.Reader, orders chan<- processOrder) e
 func (s *orderServer) runTurn(ctx context.Context, q runner.Query, permits *permissionQueue) {
 	s.pipe.write(processReport{Op: "begin"})
 	if s.lost != "" {
-		s.pipe.RecordEvent(events.Error{Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before"})
-		s.lost = ""
+		if end := s.beginAfterLoss(q); end != nil {
+			s.pipe.write(processReport{Op: "end", Ended: end})
+			return
+		}
 	}
 	if !s.reported {
 		s.reported = true
@@ -234,6 +239,22 @@ func (s *orderServer) runTurn(ctx context.Context, q runner.Query, permits *perm
 	ended := s.loop.Run(ctx, q, s.said, s.pipe, permits)
 	s.reportTranscript()
 	s.pipe.write(processReport{Op: "end", Ended: &ended})
+}
+
+// beginAfterLoss begins a new transcript in place of the one that is lost, if the query allows that, and reports the loss. Otherwise it returns how
+// the turn ends.
+func (s *orderServer) beginAfterLoss(q runner.Query) *runner.TurnEnd {
+	if !q.ContinueAfterLoss {
+		refusal := agent.LossRefusal(s.lost)
+		return &runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: refusal.Code, Message: refusal.Message}
+	}
+	said, err := openTranscript(s.state, "")
+	if err != nil {
+		return &runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "INTERNAL", Message: err.Error()}
+	}
+	s.pipe.RecordEvent(agent.LossEvent(s.lost))
+	s.said, s.lost = said, ""
+	return nil
 }
 
 // reportTranscript reports the path and the size of the transcript to the runner.

@@ -7,15 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/builtin/model"
 )
-
-// errTranscriptMissing is returned when the agent session to resume has no transcript in the state folder.
-var errTranscriptMissing = errors.New("no transcript")
 
 // Transcript is the conversation of an agent session, in memory and in a file with one message in JSON on each line.
 type Transcript struct {
@@ -27,11 +23,10 @@ type Transcript struct {
 }
 
 // openTranscript opens the transcript of the agent session resume, or begins a new one with a new id if resume is "".
-// If the session to resume does not exist, it returns an empty transcript with that id, and errTranscriptMissing.
 func openTranscript(state, resume string) (*Transcript, error) {
-	t := &Transcript{ID: resume}
+	t, create := &Transcript{ID: resume}, 0
 	if resume == "" {
-		t.ID = "agt-" + rand.Text()
+		t.ID, create = "agt-"+rand.Text(), os.O_CREATE
 	}
 	var err error
 	if t.path, err = transcriptPath(state, t.ID); err != nil {
@@ -40,15 +35,11 @@ func openTranscript(state, resume string) (*Transcript, error) {
 	if err := os.MkdirAll(filepath.Dir(t.path), 0o700); err != nil {
 		return nil, fmt.Errorf("make transcript folder: %w", err)
 	}
-	_, statErr := os.Stat(t.path)
-	if t.file, err = os.OpenFile(t.path, os.O_RDWR|os.O_CREATE, 0o600); err != nil {
-		return nil, fmt.Errorf("open transcript: %w", err)
+	if t.file, err = os.OpenFile(t.path, os.O_RDWR|create, 0o600); err != nil {
+		return nil, fmt.Errorf("open the transcript of session %s: %w", t.ID, err)
 	}
 	if err := t.readMessages(); err != nil {
 		return nil, errors.Join(err, t.file.Close())
-	}
-	if resume != "" && errors.Is(statErr, fs.ErrNotExist) {
-		return t, fmt.Errorf("session %s: %w in %s", resume, errTranscriptMissing, filepath.Dir(t.path))
 	}
 	return t, nil
 }

@@ -41,12 +41,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode/utf16"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/architecture"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -165,7 +164,7 @@ func (Adapter) TranscriptPath(p agent.Folders, agentSession string) (string, err
 	if err != nil {
 		return "", fmt.Errorf("workspace: %w", err)
 	}
-	return filepath.Join(configDir(p), "projects", projectFolderName(dir), agentSession+".jsonl"), nil
+	return filepath.Join(configDir(p), "projects", transcript.FolderName(dir), agentSession+".jsonl"), nil
 }
 
 // configDirName is the name of the CLI's configuration folder in the state folder.
@@ -225,29 +224,6 @@ func findCLI(l agent.Launch) (string, error) {
 		Code:    "AGENT_NOT_FOUND",
 		Message: "Claude Code is not installed: no program `" + programName + "` on the sandbox's PATH; install it with `npm i -g @anthropic-ai/claude-code`",
 	}
-}
-
-// maxProjectFolderName is the maximum length in UTF-16 units of the name of a project folder; the CLI shortens longer names.
-const maxProjectFolderName = 200
-
-// projectFolderName returns the name of the folder in which the CLI keeps the transcripts of sessions with the working directory dir.
-func projectFolderName(dir string) string {
-	units := utf16.Encode([]rune(dir))
-	name := make([]byte, len(units))
-	var hash int32
-	for i, u := range units {
-		hash = hash*31 + int32(u)
-		switch {
-		case u >= 'a' && u <= 'z', u >= 'A' && u <= 'Z', u >= '0' && u <= '9':
-			name[i] = byte(u)
-		default:
-			name[i] = '-'
-		}
-	}
-	if len(name) <= maxProjectFolderName {
-		return string(name)
-	}
-	return string(name[:maxProjectFolderName]) + "-" + strconv.FormatInt(max(int64(hash), -int64(hash)), 36)
 }
 
 // isUUID reports whether s is a UUID in the canonical form, which can be the name of a file.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
+	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/runner"
 )
@@ -188,7 +189,7 @@ func TestFolder_IsNamedAsTheCLINamesIt(t *testing.T) {
 		"/home/é/😀":      "-home-----",
 		long:             strings.NewReplacer("/", "-").Replace(long)[:200] + "-ivdkwm",
 	} {
-		if got := projectFolderName(dir); got != want {
+		if got := transcript.FolderName(dir); got != want {
 			t.Errorf("folder(%q) = %q, want %q", dir, got, want)
 		}
 	}

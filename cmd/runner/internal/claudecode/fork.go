@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/transcript"
@@ -24,7 +25,7 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return nil, nil
 	}
 	if l.Fork == nil {
-		if !hasTranscript(l.Folders, l.Resume) {
+		if !hasTranscript(l.Folders, l.Resume) && !copyFromOtherWorkspace(l) {
 			return nil, nil
 		}
 		return []string{"--resume", l.Resume}, nil
@@ -55,6 +56,17 @@ func resumeArgs(l agent.Launch) ([]string, error) {
 		return args, nil
 	}
 	return nil, removeTranscriptCopy(to)
+}
+
+// copyFromOtherWorkspace copies the transcript of the session to resume from the folder of another workspace, in which the session has run before its
+// state came to this sandbox. It reports whether there was one.
+func copyFromOtherWorkspace(l agent.Launch) bool {
+	list, err := originalTranscripts(l)
+	if err != nil || len(list) < 2 {
+		return false // OpenSession reports that the conversation is lost
+	}
+	keep := func(line transcript.Line) (transcript.Line, transcript.LineAction) { return line, transcript.KeepLine }
+	return slices.ContainsFunc(list[1:], func(path string) bool { return transcript.Copy(path, list[0], "", keep) == nil })
 }
 
 // removeTranscriptCopy removes the copy of a transcript at the path to, which an earlier attempt may have written.

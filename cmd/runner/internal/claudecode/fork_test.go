@@ -1,6 +1,7 @@
 package claudecode
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -122,6 +123,10 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 			if args := command(t, l).Args; slices.Contains(args, "--resume") {
 				t.Errorf("arguments %v", args)
 			}
+			if err := beginTurn(t, l); err == nil || err.Code != runner.CodeConversationLost || !strings.Contains(err.Message, c.message) {
+				t.Errorf("a turn that needs the conversation: %v", err)
+			}
+			l.ContinueAfterLoss = true
 			told := loss(t, l)
 			if len(told) != 1 || told[0].Code != "TRANSCRIPT_LOST" || !strings.Contains(told[0].Message, c.message) ||
 				!strings.Contains(told[0].Message, "does not know the turns before") {
@@ -134,8 +139,30 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 // loss returns the errors that a query of the launch begins with.
 func loss(t *testing.T, l agent.Launch) []events.Error {
 	t.Helper()
-	st := &stage{t: t}
+	st := &stage{t: t, lossy: l.ContinueAfterLoss}
 	st.session = Adapter{Now: agenttest.FixedTime}.OpenSession(l, &agenttest.Stdin{})
 	st.begin()
 	return of[events.Error](st, "error")
+}
+
+// beginTurn returns the refusal of a query of the launch that does not allow a new conversation.
+func beginTurn(t *testing.T, l agent.Launch) *runner.CommandError {
+	t.Helper()
+	var refusal *runner.CommandError
+	err := Adapter{Now: agenttest.FixedTime}.OpenSession(l, &agenttest.Stdin{}).BeginTurn(runner.Query{Content: "hello"}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
+	if !errors.As(err, &refusal) {
+		t.Fatalf("the query was taken: %v", err)
+	}
+	return refusal
+}
+
+// The transcript of a session that has run in another workspace folder is copied into the folder of this one.
+func TestCommand_FindsTheTranscriptOfAnotherWorkspace(t *testing.T) {
+	t.Parallel()
+	l := forkable(t, original, "")
+	l.Fork = nil
+	l.Workspace = t.TempDir()
+	if args := command(t, l).Args; !slices.Contains(args, "--resume") || !hasTranscript(l.Folders, l.Resume) {
+		t.Errorf("arguments %v", args)
+	}
 }

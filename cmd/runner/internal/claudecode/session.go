@@ -137,23 +137,23 @@ func (s *session) sendControlRequest(request map[string]any) (string, error) {
 	return id, s.in.Send(controlRequest{Type: "control_request", RequestID: id, Request: request})
 }
 
-// BeginTurn begins a turn and sends the query. It first journals that the earlier conversation is lost, if it is.
+// BeginTurn begins a turn and sends the query. If the earlier conversation is lost, it journals that, or refuses the query.
 func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	content, err := userContent(q)
 	if err != nil {
 		return err
+	}
+	if s.lost != "" {
+		if refusal := agent.ReportLoss(t, q.ContinueAfterLoss, s.lost); refusal != nil {
+			return refusal
+		}
+		s.lost = ""
 	}
 	s.mu.Lock()
 	s.interrupted, s.heard = false, false
 	s.mu.Unlock()
 	s.turn, s.pending, s.taken = newTurnState(), true, false
 	s.turn.maxDepth = q.SubagentDepth
-	if s.lost != "" {
-		t.Emit(events.MainConversation, events.Error{
-			Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
-		})
-		s.lost = ""
-	}
 	return s.in.Send(userLine{Type: "user", Message: userMessage{Role: "user", Content: content}})
 }
 

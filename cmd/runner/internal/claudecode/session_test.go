@@ -19,6 +19,7 @@ type stage struct {
 	in      agenttest.Stdin
 	journal agenttest.Journal
 	session agent.Session
+	lossy   bool // queries allow a new conversation
 	turn    *agent.Turn
 	n       int
 }
@@ -34,7 +35,7 @@ func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
 	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
-	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
+	if err := st.session.BeginTurn(runner.Query{Content: "hello", ContinueAfterLoss: st.lossy}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st

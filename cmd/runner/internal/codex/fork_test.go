@@ -1,6 +1,7 @@
 package codex
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -133,6 +134,10 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 				}
 			}
 			command(t, l)
+			if err := beginTurn(t, l); err == nil || err.Code != runner.CodeConversationLost || !strings.Contains(err.Message, c.message) {
+				t.Errorf("a turn that needs the conversation: %v", err)
+			}
+			l.ContinueAfterLoss = true
 			told, sent := opened(t, l)
 			if !strings.Contains(sent, `"thread/start"`) || strings.Contains(sent, `"thread/resume"`) {
 				t.Errorf("sent %s", sent)
@@ -148,7 +153,7 @@ func TestFork_FailsWithoutTheAnchorInTheTranscript(t *testing.T) {
 // opened returns the errors with which a query of the launch begins, and the lines that were sent to the CLI.
 func opened(t *testing.T, l agent.Launch) ([]events.Error, string) {
 	t.Helper()
-	st := &stage{t: t}
+	st := &stage{t: t, lossy: l.ContinueAfterLoss}
 	st.session = Adapter{}.OpenSession(l, &st.in)
 	st.begin()
 	var sent strings.Builder
@@ -178,4 +183,15 @@ func TestAnchor(t *testing.T) {
 			t.Errorf("%s: anchor %q, want %q", name, got, c.want)
 		}
 	}
+}
+
+// beginTurn returns the refusal of a query of the launch that does not allow a new conversation.
+func beginTurn(t *testing.T, l agent.Launch) *runner.CommandError {
+	t.Helper()
+	var refusal *runner.CommandError
+	err := Adapter{}.OpenSession(l, &agenttest.Stdin{}).BeginTurn(runner.Query{Content: "hello"}, agent.NewTurn(t.Context(), agent.TurnConfig{}))
+	if !errors.As(err, &refusal) {
+		t.Fatalf("the query was taken: %v", err)
+	}
+	return refusal
 }

@@ -44,7 +44,11 @@ func (s *session) logLateItem(n notification, i threadItem, t *agent.Turn) {
 	case "commandExecution":
 		output, _ := i.callOutput()
 		s.logf(t, "info", "a command of an earlier turn has ended: %s\n%s", i.Command, output)
-	case "userMessage", "reasoning":
+	case "userMessage":
+	case "reasoning":
+		if text := strings.Join(append(i.Summary, i.contentTexts()...), "\n\n"); text != "" {
+			s.logf(t, "info", "thinking of an earlier turn: %s", text)
+		}
 	default:
 		s.logf(t, "info", "of an earlier turn: %s", n.Item)
 	}

@@ -15,9 +15,6 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// maxQueuedEvents is the maximum number of events between turns that are kept for the next turn.
-const maxQueuedEvents = 64
-
 // maxPendingNotes is the maximum number of notes to the agent that are kept for the next query.
 const maxPendingNotes = 16
 
@@ -44,7 +41,6 @@ type session struct {
 	reported bool                   // the transcript was reported
 	totals   map[string]tokenCounts // by thread, as last reported
 	depths   map[string]uint32      // of the sub-agents that the process has started, by thread
-	queued   []events.Payload       // events between turns, for the next turn
 	notes    []string               // notes to the agent that came too late for their turn; they are sent with the next query
 	// The commands of sub-agents that were stopped at the end of their turn, by thread.
 	stopping map[string][]string
@@ -149,31 +145,22 @@ func (s *session) BeginTurn(q runner.Query, t *agent.Turn) error {
 	if _, err := queryInput(q); err != nil {
 		return err
 	}
+	if s.lost != "" {
+		if refusal := agent.ReportLoss(t, q.ContinueAfterLoss, s.lost); refusal != nil {
+			return refusal
+		}
+		s.lost = ""
+	}
 	s.mu.Lock()
 	s.interrupted, s.heard, s.turnID = false, false, ""
 	thread := s.thread
 	s.mu.Unlock()
 	s.resetTurn()
 	s.pending, s.query, s.turn.maxDepth = true, &q, q.SubagentDepth
-	if s.lost != "" {
-		s.reportLostTranscript(t)
-	}
-	for _, p := range s.queued {
-		t.Emit(events.MainConversation, p)
-	}
-	s.queued = nil
 	if thread == "" {
 		return nil // handleThreadStarted sends the query
 	}
 	return s.sendQuery()
-}
-
-// reportLostTranscript journals that the thread is lost, so that the agent does not know the earlier turns.
-func (s *session) reportLostTranscript(t *agent.Turn) {
-	t.Emit(events.MainConversation, events.Error{
-		Code: "TRANSCRIPT_LOST", Message: s.lost + ": the agent does not know the turns before",
-	})
-	s.lost = ""
 }
 
 // externalSandbox is a setting for the CLI: commands are isolated from outside. The CLI's own sandbox needs privileges that the sandbox does not
@@ -385,9 +372,15 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 	switch was.method {
 	case "thread/resume":
 		s.logf(t, "warn", "%v", err)
-		s.lost, s.resume = lostThreadReason(s.launch), ""
-		if s.pending {
-			s.reportLostTranscript(t)
+		why := lostThreadReason(s.launch)
+		if !s.launch.ContinueAfterLoss {
+			s.refuseQueries(agent.LossRefusal(why), t)
+			return
+		}
+		if s.resume = ""; s.pending {
+			t.Emit(events.MainConversation, agent.LossEvent(why))
+		} else {
+			s.lost = why
 		}
 		s.requestThread()
 	case "turn/interrupt":
@@ -416,21 +409,16 @@ func (s *session) handleError(was pendingRequest, e *rpcError, t *agent.Turn) {
 func (s *session) refuseQueries(err error, t *agent.Turn) {
 	s.broken = err
 	if s.pending {
-		s.endTurn(runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}, t)
+		end := runner.TurnEnd{Outcome: runner.OutcomeFailed, Code: "AGENT_PROTOCOL", Message: err.Error()}
+		var refusal *runner.CommandError
+		if errors.As(err, &refusal) {
+			end.Code, end.Message = refusal.Code, refusal.Message
+		}
+		s.endTurn(end, t)
 	}
 }
 
-// journalOrQueue journals an event in the running turn. Between turns it keeps up to maxQueuedEvents events for the next turn.
-func (s *session) journalOrQueue(t *agent.Turn, p events.Payload) {
-	switch {
-	case s.pending:
-		t.Emit(events.MainConversation, p)
-	case len(s.queued) < maxQueuedEvents:
-		s.queued = append(s.queued, p)
-	}
-}
-
-// logf journals a formatted log event in the running turn, or keeps it for the next turn.
+// logf journals a formatted log event.
 func (s *session) logf(t *agent.Turn, level, format string, args ...any) {
-	s.journalOrQueue(t, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
+	t.Emit(events.MainConversation, events.Log{Level: level, Stream: "stdout", Message: fmt.Sprintf(format, args...)})
 }

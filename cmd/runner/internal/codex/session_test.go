@@ -19,13 +19,16 @@ type stage struct {
 	in      agenttest.Stdin
 	journal agenttest.Journal
 	session agent.Session
+	lossy   bool // queries allow a new conversation
 	turn    *agent.Turn
+	idle    agent.IdleOutput // as the supervisor has it
 	n       int
 }
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	st := &stage{t: t, turn: agent.NewTurn(t.Context(), agent.TurnConfig{})}
+	st := &stage{t: t}
+	st.turn = agent.NewTurn(t.Context(), agent.TurnConfig{Idle: &st.idle})
 	st.session = Adapter{}.OpenSession(agent.Launch{Folders: agent.Folders{Workspace: t.TempDir(), State: t.TempDir()}}, &st.in)
 	return st
 }
@@ -34,7 +37,10 @@ func (st *stage) begin() *stage {
 	st.t.Helper()
 	st.n++
 	st.turn = agenttest.NewJournalTurn(st.t, &st.journal, fmt.Sprintf("exe_%d", st.n))
-	if err := st.session.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
+	for _, p := range st.idle.Take() {
+		st.turn.Emit(events.MainConversation, p)
+	}
+	if err := st.session.BeginTurn(runner.Query{Content: "hello", ContinueAfterLoss: st.lossy}, st.turn); err != nil {
 		st.t.Fatal(err)
 	}
 	return st
@@ -175,9 +181,16 @@ func TestRefusedResumeBeginsAnew(t *testing.T) {
 	l := installed(t)
 	l.Resume = id
 	write(t, filepath.Join(l.State, "codex/sessions/2026/11/21/rollout-2026-11-21T20-49-08-"+id+".jsonl"), "damaged", 0o600)
-	st := &stage{t: t}
+	const refused = `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`
+	strict := &stage{t: t}
+	strict.session = Adapter{}.OpenSession(l, &strict.in)
+	if e := strict.begin().prints(greeting, refused).ended(); e.Code != runner.CodeConversationLost || strict.session.BeginTurn(runner.Query{Content: "again"}, strict.turn) == nil {
+		t.Errorf("ended %+v", e)
+	}
+	l.ContinueAfterLoss = true
+	st := &stage{t: t, lossy: true}
 	st.session = Adapter{}.OpenSession(l, &st.in)
-	st.begin().prints(greeting, `{"id":2,"error":{"code":-32600,"message":"cannot read the rollout"}}`)
+	st.begin().prints(greeting, refused)
 	if m := st.last(); m.Method != "thread/start" {
 		t.Fatalf("sent %+v", m)
 	}

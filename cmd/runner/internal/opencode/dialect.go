@@ -14,6 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
+// startTime is how long OpenCode may be silent when it starts. It migrates its database and imports or copies a session before it answers.
+const startTime = 3 * time.Minute
+
 // newDialect returns the dialect of the Agent Client Protocol that OpenCode speaks.
 func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
 	name := modelName(l)
@@ -24,6 +27,7 @@ func newDialect(l agent.Launch, now func() time.Time) acp.Dialect {
 		AcceptWrites: true,
 		// Its session/list reads the database by a request to its own server, which delays the query.
 		AnswersInitialize: true,
+		StartTime:         startTime,
 		Forks:             true,
 		Anchors:           true,
 		Skills:            acp.SkillFolders(l),

@@ -46,7 +46,7 @@ type Config struct {
 type Limits struct {
 	SilenceWarn time.Duration `help:"Time without output after which an agent is reported." default:"2m" env:"SPOOL_RUNNER_SILENCE_WARN"`
 	SilenceKill time.Duration `help:"Time without output after which an agent is ended." default:"15m" env:"SPOOL_RUNNER_SILENCE_KILL"`
-	MuteKill    time.Duration `help:"Time without output after a new query after which a warm agent is replaced." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
+	MuteKill    time.Duration `help:"Time without output after a new query after which a warm agent is replaced, and for which an ACP agent may leave a request of its handshake unanswered." default:"30s" env:"SPOOL_RUNNER_MUTE_KILL"`
 	TermGrace   time.Duration `help:"Time between asking an agent's processes to end and killing them." default:"2s" env:"SPOOL_RUNNER_TERM_GRACE"`
 }
 
@@ -80,6 +80,9 @@ type Supervisor struct {
 	starts chan *acceptedQuery
 	warms  chan warmUpRequest
 	evict  chan *warmProcess // requests the end of an idle process
+
+	idle       *agent.Turn      // used while no turn runs; owned by Run, nil until it is needed
+	idleOutput agent.IdleOutput // what the agent sent while no turn ran
 
 	mu        sync.Mutex
 	closed    bool
@@ -209,8 +212,8 @@ func (s *Supervisor) prepareQuery(q runner.Query) (*acceptedQuery, *runner.Comma
 		Folders: s.cfg.Folders, SessionID: q.SessionID, Command: q.Command, Model: q.Model, ModelSet: q.ModelSet, SystemPrompt: q.SystemPrompt, MemoryFile: q.MemoryFile,
 		Env: q.Env, Environ: s.cfg.Environ, Executable: s.cfg.Executable,
 		Tools: q.Tools, Subagents: q.Subagents, Commands: q.Commands, MCPServers: q.MCPServers, Skills: q.Skills, MaxTurns: q.MaxTurns,
-		SubagentDepth: q.SubagentDepth,
-		Permissions:   q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
+		SubagentDepth: q.SubagentDepth, ContinueAfterLoss: q.ContinueAfterLoss,
+		Permissions: q.Permissions, ExecutionPermissions: q.ExecutionPermissions,
 	}
 	var trusted []agent.LaunchFile
 	if q.Authority != "" {

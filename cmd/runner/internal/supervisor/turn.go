@@ -38,6 +38,7 @@ type warmProcess struct {
 	gone         chan struct{}
 	resume       string       // the agent's own session with which it was started
 	fork         *runner.Fork // where that session was cut
+	continues    bool         // it may have begun a new conversation in place of that session
 	redact       *redact.Set  // all secret values that the process got so far
 	used         bool         // it has run a query
 	urgent       atomic.Bool  // it must be ended without grace
@@ -52,13 +53,13 @@ func (w *warmProcess) canTake(r *acceptedQuery) bool {
 	if w.used {
 		return w.sessionID == r.query.SessionID && r.launch.Fork == nil // a fork starts at its anchor, with nothing of an earlier attempt
 	}
-	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork)
+	return (w.sessionID == "" || w.sessionID == r.query.SessionID) && w.resume == r.launch.Resume && reflect.DeepEqual(w.fork, r.launch.Fork) && w.continues == r.launch.ContinueAfterLoss
 }
 
 // Run runs the turns of accepted queries until ctx ends, and then ends the agent with all of its processes. A turn that
 // is still running ends as killed.
 func (s *Supervisor) Run(ctx context.Context) error {
-	idle := agent.NewTurn(ctx, agent.TurnConfig{Log: s.cfg.Log})
+	defer s.logIdleOutput()
 	resume := loadAgentSessions(s.cfg.Folders.State, s.cfg.Log)
 	for {
 		w := s.currentProcess()
@@ -101,8 +102,36 @@ func (s *Supervisor) Run(ctx context.Context) error {
 				}
 				continue
 			}
-			s.passLineToSession(w, idle, line)
+			s.passIdleLine(w, line)
 		}
+	}
+}
+
+// passIdleLine passes a line that the process prints between turns to the agent's session. What the line means is kept for the next turn.
+func (s *Supervisor) passIdleLine(w *warmProcess, line process.Line) {
+	if s.idle == nil {
+		s.idle = agent.NewTurn(context.Background(), agent.TurnConfig{Now: s.cfg.Now, Log: s.cfg.Log, Idle: &s.idleOutput})
+	}
+	s.idle.SetRedaction(w.redact)
+	s.passLineToSession(w, s.idle, line)
+	if s.idleOutput.Full() {
+		s.idle.AbortBlocks()
+	}
+}
+
+// takeIdleOutput returns the events for what the agent sent since the last turn, and forgets them.
+func (s *Supervisor) takeIdleOutput() []events.Payload {
+	if s.idle != nil {
+		s.idle.AbortBlocks()
+		s.idle = nil
+	}
+	return s.idleOutput.Take()
+}
+
+// logIdleOutput logs what the agent sent after the last turn. It is called when no turn will follow.
+func (s *Supervisor) logIdleOutput() {
+	for _, p := range s.takeIdleOutput() {
+		s.cfg.Log.Warn("the agent sent this after its last turn", "type", p.EventType(), "data", p)
 	}
 }
 
@@ -154,13 +183,16 @@ func (s *Supervisor) runTurn(ctx context.Context, r *acceptedQuery, resume *agen
 func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.redactedValues(),
-		Policy: r.policy, Approved: r.query.Approved,
+		Policy: r.policy, Approved: r.query.Approved, AnswerTimeout: s.cfg.MuteKill, Idle: &s.idleOutput,
 		BeforeEnd: func() { s.journalLastEvents(r) },
 	})
 }
 
-// journalStart journals the first line of the execution, and the lines that the turn has held.
+// journalStart journals the first line of the execution, what the agent sent since the turn before, and the lines that the turn has held.
 func (s *Supervisor) journalStart(r *acceptedQuery, t *agent.Turn, begun runner.TurnStart) {
+	for _, p := range s.takeIdleOutput() {
+		t.Emit(events.MainConversation, p)
+	}
 	t.Start(begun)
 	s.startJournalingEvents(r)
 }
@@ -224,7 +256,7 @@ func (s *Supervisor) launchProcess(r *acceptedQuery) (*warmProcess, error) {
 		return nil, err
 	}
 	w := &warmProcess{
-		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork,
+		architecture: r.query.Architecture, sessionID: r.query.SessionID, command: r.command, proc: proc, gone: make(chan struct{}), resume: r.launch.Resume, fork: r.launch.Fork, continues: r.launch.ContinueAfterLoss,
 		redact: redact.New(r.query.Redact...),
 	}
 	w.session = r.adapter.OpenSession(r.launch, proc)
@@ -288,7 +320,12 @@ func (s *Supervisor) tryWarmProcess(r *acceptedQuery, w *warmProcess, t *agent.T
 func (s *Supervisor) sendFirstQuery(r *acceptedQuery, w *warmProcess, t *agent.Turn) bool {
 	w.used = true
 	if err := w.session.BeginTurn(r.query, t); err != nil {
-		s.abandonTurn(t, failedOutcome("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error()))
+		end := failedOutcome("AGENT_PROTOCOL", "the query cannot be sent to the agent: "+err.Error())
+		var refusal *runner.CommandError
+		if errors.As(err, &refusal) {
+			end = failedOutcome(refusal.Code, refusal.Message)
+		}
+		s.abandonTurn(t, end)
 		return false
 	}
 	return true
@@ -327,6 +364,8 @@ func (s *Supervisor) passLinesUntilEnd(r *acceptedQuery, w *warmProcess, t *agen
 			}
 			silence.Reset(s.cfg.SilenceWarn)
 			warned = s.cfg.SilenceWarn == s.cfg.SilenceKill
+		case <-t.Alarm():
+			t.RunAlarm()
 		case <-memory.C:
 			s.reportOOMKills(r.killed, r)
 		case <-r.decided:

@@ -79,3 +79,36 @@ func TestSessionsLs_ListsForksOfAParent(t *testing.T) {
 		t.Errorf("of no session: %+v", got)
 	}
 }
+
+// TestFork_PrintsWhetherTheConversationComesAlong tests a fork and its preview, which makes no session.
+func TestFork_PrintsWhetherTheConversationComesAlong(t *testing.T) {
+	t.Parallel()
+	for conversation, want := range map[string]string{
+		"continued": "the agent continues the conversation", "new": "there is no conversation to continue", "unverified": "the first turn fails with CONVERSATION_LOST",
+		"lost": "the conversation is lost", "": "with an empty workspace\n",
+	} {
+		var asked map[string]any
+		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			asked = map[string]any{}
+			answer := map[string]any{"parent": map[string]any{"sessionId": ses, "asked": 7, "effective": 7, "conversation": conversation}}
+			if err := json.NewDecoder(r.Body).Decode(&asked); err != nil {
+				t.Error(err)
+			}
+			if asked["preview"] != true {
+				answer["sessionId"] = "ses_made"
+			}
+			w.Header().Set("Content-Type", "application/json")
+			if err := json.NewEncoder(w).Encode(answer); err != nil {
+				t.Error(err)
+			}
+		}))
+		t.Cleanup(s.Close)
+		if got := spool(t, testIO(t), "fork", ses, "--preview", "--url", s.URL); got.code != ExitDone || !strings.Contains(got.out, want) || asked["preview"] != true {
+			t.Errorf("%s: the preview says %+v, asked %v", conversation, got, asked)
+		}
+		got := spool(t, testIO(t), "fork", ses, "--allow-conversation-loss", "--url", s.URL)
+		if got.code != ExitDone || got.out != "ses_made\n" || !strings.Contains(got.err, want) || asked["allowConversationLoss"] != true {
+			t.Errorf("%s: the fork says %+v, asked %v", conversation, got, asked)
+		}
+	}
+}

@@ -21,25 +21,27 @@ type runCommand struct {
 	Instance string   `placeholder:"I" help:"An agent instance, instead of --agent."`
 	Env      []string `placeholder:"E" help:"An environment of the new session; may be repeated. A later one overrides an earlier one."`
 	variableFlags
-	Architecture  string   `placeholder:"A" help:"Architecture of the agent: claude-code, codex, opencode, acp or spool."`
-	Session       string   `placeholder:"SESSION" help:"Continue a session; by default a new one is created."`
-	Sandbox       string   `placeholder:"P" help:"Sandbox provider of the new session."`
-	Model         string   `placeholder:"M" help:"Model of the new session."`
-	ModelProvider string   `name:"model-provider" placeholder:"P" help:"The API of the model: anthropic, openai or nvidia."`
-	ModelPreset   string   `placeholder:"PRESET" help:"With --architecture acp: how the agent receives its model: claude, opencode or qwen (docs/agents.md)."`
-	Image         string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
-	Command       string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote arguments with spaces."`
-	Egress        []string `sep:"none" placeholder:"HOST" help:"A host besides the model APIs that the sandbox may reach: host, host:port or *.host; a prefix of HTTP methods restricts the host to these methods (GET,HEAD api.example.com); may be repeated."`
-	budgetFlags   `prefix:"budget-"`
-	File          []string `sep:"none" placeholder:"F" help:"A file or a folder to put into the workspace first; may be repeated."`
-	folderFlags   `embed:""`
-	Transcript    string   `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export), whose conversation the agent of the new session continues."`
-	Detach        bool     `help:"Print the ids and exit without waiting for the end."`
-	Wait          waitFlag `help:"With --json: print one object when the query has ended, with the execution and the cursor after it, instead of the events. --wait=30s waits for 30 seconds at most and then prints the execution as it is, with exit code 124; the query continues."`
-	Unattended    bool     `help:"Nobody is there to decide: calls that a person would decide are denied or skipped, as the agent's permissions say. This is the default if standard input is not a terminal."`
-	Attended      bool     `help:"Somebody decides elsewhere, for example with spool approvals, although standard input is not a terminal."`
-	MockLLM       bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If this run starts a stack, use a scripted model server instead of real models."`
-	Query         string   `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
+	Architecture       string `placeholder:"A" help:"Architecture of the agent: claude-code, codex, opencode, acp or spool."`
+	Session            string `placeholder:"SESSION" help:"Continue a session; by default a new one is created."`
+	Sandbox            string `placeholder:"P" help:"Sandbox provider of the new session."`
+	Model              string `placeholder:"M" help:"Model of the new session."`
+	ModelProvider      string `name:"model-provider" placeholder:"P" help:"The API of the model: anthropic, openai or nvidia."`
+	OnConversationLoss string `enum:",fail,continue" default:"" placeholder:"fail|continue" help:"What happens to a turn whose agent cannot continue the conversation; by default what the agent's definition says, or fail."`
+
+	ModelPreset string   `placeholder:"PRESET" help:"With --architecture acp: how the agent receives its model: claude, opencode or qwen (docs/agents.md)."`
+	Image       string   `placeholder:"IMAGE" help:"Image of the new session's sandbox."`
+	Command     string   `placeholder:"\"PROGRAM ARG…\"" help:"With --architecture acp: the agent's program and its arguments; quote arguments with spaces."`
+	Egress      []string `sep:"none" placeholder:"HOST" help:"A host besides the model APIs that the sandbox may reach: host, host:port or *.host; a prefix of HTTP methods restricts the host to these methods (GET,HEAD api.example.com); may be repeated."`
+	budgetFlags `prefix:"budget-"`
+	File        []string `sep:"none" placeholder:"F" help:"A file or a folder to put into the workspace first; may be repeated."`
+	folderFlags `embed:""`
+	Transcript  string   `placeholder:"FILE" help:"A transcript of Claude Code, Codex or OpenCode (the output of opencode export), whose conversation the agent of the new session continues."`
+	Detach      bool     `help:"Print the ids and exit without waiting for the end."`
+	Wait        waitFlag `help:"With --json: print one object when the query has ended, with the execution and the cursor after it, instead of the events. --wait=30s waits for 30 seconds at most and then prints the execution as it is, with exit code 124; the query continues."`
+	Unattended  bool     `help:"Nobody is there to decide: calls that a person would decide are denied or skipped, as the agent's permissions say. This is the default if standard input is not a terminal."`
+	Attended    bool     `help:"Somebody decides elsewhere, for example with spool approvals, although standard input is not a terminal."`
+	MockLLM     bool     `name:"mock-llm" env:"SPOOL_MOCK_LLM" help:"If this run starts a stack, use a scripted model server instead of real models."`
+	Query       string   `arg:"" optional:"" help:"The query; without it, or with -, it is read from standard input."`
 }
 
 // Run sends a query to a new or an existing session, and prints the output of the execution until its end. With
@@ -76,7 +78,7 @@ func (c *runCommand) Run(a *app) error {
 			return err
 		}
 		if c.Transcript != "" || c.Agent != "" || c.Instance != "" || len(c.Env) > 0 || c.Architecture != "" || c.Sandbox != "" || c.Model != "" || options != nil {
-			return usageError("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress and the budget are set when a session is created, as is --transcript; leave them out with --session")
+			return usageError("session: --agent, --instance, --env, --architecture, --sandbox, --model, --model-provider, --model-preset, --image, --command, --egress, --on-conversation-loss and the budget are set when a session is created, as is --transcript; leave them out with --session")
 		}
 	}
 	r := &queryRun{app: a, cmd: c, query: query, options: options, files: files, folder: folder, variables: variables, typed: make(chan os.Signal, 16), watcher: &sessionWatcher{app: a, json: c.JSON, quiet: c.Wait.set}}
@@ -96,14 +98,14 @@ func (c *runCommand) sessionOptions() (*spoolv1.SessionOptions, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.Image == "" && c.ModelProvider == "" && c.ModelPreset == "" && command == nil && c.Egress == nil && budget == nil {
+	if c.Image == "" && c.ModelProvider == "" && c.ModelPreset == "" && command == nil && c.Egress == nil && budget == nil && c.OnConversationLoss == "" {
 		return nil, nil
 	}
 	var settings *spoolv1.ModelSettings
 	if c.ModelPreset != "" {
 		settings = &spoolv1.ModelSettings{Preset: c.ModelPreset}
 	}
-	return &spoolv1.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget}, nil
+	return &spoolv1.SessionOptions{ModelSettings: settings, ModelProvider: c.ModelProvider, Image: c.Image, Command: command, Egress: c.Egress, Budget: budget, OnConversationLoss: c.OnConversationLoss}, nil
 }
 
 // readQuery returns the text of the query, from the arguments or from standard input.

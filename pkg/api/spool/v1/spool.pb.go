@@ -107,6 +107,9 @@ type SessionOptions struct {
 	ModelProvider string `protobuf:"bytes,12,opt,name=model_provider,json=modelProvider,proto3" json:"model_provider,omitempty"`
 	// For architecture acp: how the agent receives its model.
 	ModelSettings *ModelSettings `protobuf:"bytes,13,opt,name=model_settings,json=modelSettings,proto3" json:"model_settings,omitempty"`
+	// What happens to a turn whose agent cannot continue the session's conversation: fail (CONVERSATION_LOST) or
+	// continue without it; empty means the agent's conversation.onLoss.
+	OnConversationLoss string `protobuf:"bytes,14,opt,name=on_conversation_loss,json=onConversationLoss,proto3" json:"on_conversation_loss,omitempty"`
 	// Absolute path of a folder on the server's machine in which the session works, instead of in a workspace of its
 	// own. The agent changes the files in that folder without isolation. Allowed only with local sandboxes, only where
 	// the setting host-paths permits the folder, and only when a session is created.
@@ -238,6 +241,13 @@ func (x *SessionOptions) GetModelSettings() *ModelSettings {
 		return x.ModelSettings
 	}
 	return nil
+}
+
+func (x *SessionOptions) GetOnConversationLoss() string {
+	if x != nil {
+		return x.OnConversationLoss
+	}
+	return ""
 }
 
 func (x *SessionOptions) GetHostPath() string {
@@ -671,7 +681,12 @@ type ForkSessionRequest struct {
 	Metadata *Json `protobuf:"bytes,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// A reference to another version of the session's agent, or to another agent of the same architecture. Empty means
 	// the session's agent.
-	Agent         string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	Agent string `protobuf:"bytes,4,opt,name=agent,proto3" json:"agent,omitempty"`
+	// Forks although the agent's conversation is lost: the fork begins a new one. Otherwise such a fork is refused with
+	// CONVERSATION_LOST.
+	AllowConversationLoss bool `protobuf:"varint,5,opt,name=allow_conversation_loss,json=allowConversationLoss,proto3" json:"allow_conversation_loss,omitempty"`
+	// Makes no session, and only answers where the fork would begin.
+	Preview       bool `protobuf:"varint,6,opt,name=preview,proto3" json:"preview,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -734,11 +749,25 @@ func (x *ForkSessionRequest) GetAgent() string {
 	return ""
 }
 
+func (x *ForkSessionRequest) GetAllowConversationLoss() bool {
+	if x != nil {
+		return x.AllowConversationLoss
+	}
+	return false
+}
+
+func (x *ForkSessionRequest) GetPreview() bool {
+	if x != nil {
+		return x.Preview
+	}
+	return false
+}
+
 type ForkSessionResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The new session.
+	// The new session; empty for a preview.
 	SessionId string `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
-	// The position of the commit in the log. A read with this minPosition waits for it.
+	// The position of the commit in the log. A read with this minPosition waits for it. Empty for a preview.
 	Position string `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
 	// Where the fork begins.
 	Parent        *ParentSession `protobuf:"bytes,3,opt,name=parent,proto3" json:"parent,omitempty"`
@@ -810,7 +839,11 @@ type ParentSession struct {
 	// The snapshot that the fork's files come from; absent for an empty workspace.
 	Snapshot *string `protobuf:"bytes,5,opt,name=snapshot,proto3,oneof" json:"snapshot,omitempty"`
 	// Seq of that snapshot's workspace_synced event; 0 if the snapshot belongs to an earlier ancestor.
-	SnapshotSeq   uint32 `protobuf:"varint,6,opt,name=snapshot_seq,json=snapshotSeq,proto3" json:"snapshot_seq,omitempty"`
+	SnapshotSeq uint32 `protobuf:"varint,6,opt,name=snapshot_seq,json=snapshotSeq,proto3" json:"snapshot_seq,omitempty"`
+	// What becomes of the agent's conversation. new: there is none at the event. continued: the agent continues a copy.
+	// unverified: the agent has to find its records in another folder; if it does not, the first turn fails with
+	// CONVERSATION_LOST. lost: the agent begins a new one. Empty for a fork of an earlier build.
+	Conversation  string `protobuf:"bytes,7,opt,name=conversation,proto3" json:"conversation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -885,6 +918,13 @@ func (x *ParentSession) GetSnapshotSeq() uint32 {
 		return x.SnapshotSeq
 	}
 	return 0
+}
+
+func (x *ParentSession) GetConversation() string {
+	if x != nil {
+		return x.Conversation
+	}
+	return ""
 }
 
 type ListSessionsRequest struct {
@@ -13358,7 +13398,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"\x14spool/v1/spool.proto\x12\bspool.v1\x1a\x1cgoogle/api/annotations.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x1a\n" +
 	"\x04Json\x12\x12\n" +
-	"\x04text\x18\x01 \x01(\tR\x04text\"\xf4\x04\n" +
+	"\x04text\x18\x01 \x01(\tR\x04text\"\xa6\x05\n" +
 	"\x0eSessionOptions\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12&\n" +
 	"\x0fidle_timeout_ms\x18\x02 \x01(\rR\ridleTimeoutMs\x12\"\n" +
@@ -13373,7 +13413,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	" \x03(\tR\x06egress\x12(\n" +
 	"\x06budget\x18\v \x01(\v2\x10.spool.v1.BudgetR\x06budget\x12%\n" +
 	"\x0emodel_provider\x18\f \x01(\tR\rmodelProvider\x12>\n" +
-	"\x0emodel_settings\x18\r \x01(\v2\x17.spool.v1.ModelSettingsR\rmodelSettings\x12 \n" +
+	"\x0emodel_settings\x18\r \x01(\v2\x17.spool.v1.ModelSettingsR\rmodelSettings\x120\n" +
+	"\x14on_conversation_loss\x18\x0e \x01(\tR\x12onConversationLoss\x12 \n" +
 	"\thost_path\x18\x14 \x01(\tH\x00R\bhostPath\x88\x01\x01\x121\n" +
 	"\x12host_path_identity\x18\x15 \x01(\tH\x01R\x10hostPathIdentity\x88\x01\x01B\f\n" +
 	"\n" +
@@ -13417,19 +13458,21 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x15CreateSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
-	"\bposition\x18\x02 \x01(\tR\bposition\"\x91\x01\n" +
+	"\bposition\x18\x02 \x01(\tR\bposition\"\xe3\x01\n" +
 	"\x12ForkSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x13\n" +
 	"\x02at\x18\x02 \x01(\rH\x00R\x02at\x88\x01\x01\x12*\n" +
 	"\bmetadata\x18\x03 \x01(\v2\x0e.spool.v1.JsonR\bmetadata\x12\x14\n" +
-	"\x05agent\x18\x04 \x01(\tR\x05agentB\x05\n" +
+	"\x05agent\x18\x04 \x01(\tR\x05agent\x126\n" +
+	"\x17allow_conversation_loss\x18\x05 \x01(\bR\x15allowConversationLoss\x12\x18\n" +
+	"\apreview\x18\x06 \x01(\bR\apreviewB\x05\n" +
 	"\x03_at\"\x81\x01\n" +
 	"\x13ForkSessionResponse\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x1a\n" +
 	"\bposition\x18\x02 \x01(\tR\bposition\x12/\n" +
-	"\x06parent\x18\x03 \x01(\v2\x17.spool.v1.ParentSessionR\x06parent\"\xdb\x01\n" +
+	"\x06parent\x18\x03 \x01(\v2\x17.spool.v1.ParentSessionR\x06parent\"\xff\x01\n" +
 	"\rParentSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x14\n" +
@@ -13437,7 +13480,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\teffective\x18\x03 \x01(\rR\teffective\x12\x1b\n" +
 	"\x06reason\x18\x04 \x01(\tH\x00R\x06reason\x88\x01\x01\x12\x1f\n" +
 	"\bsnapshot\x18\x05 \x01(\tH\x01R\bsnapshot\x88\x01\x01\x12!\n" +
-	"\fsnapshot_seq\x18\x06 \x01(\rR\vsnapshotSeqB\t\n" +
+	"\fsnapshot_seq\x18\x06 \x01(\rR\vsnapshotSeq\x12\"\n" +
+	"\fconversation\x18\a \x01(\tR\fconversationB\t\n" +
 	"\a_reasonB\v\n" +
 	"\t_snapshot\"\xf3\x03\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +

@@ -122,3 +122,9 @@ func ConversationToContinue(l *eventlog.SessionState) (resume string, fork *runn
 	}
 	return "", nil
 }
+
+// HasConversation reports whether the session had a conversation before its current execution. Without one, nothing is lost if the agent
+// cannot continue what an earlier attempt of the execution has begun.
+func HasConversation(l *eventlog.SessionState) bool {
+	return l.Run.Continues != "" || l.Life.Fork != nil && l.Life.Fork.AgentSessionID != "" || l.Life.Transcript != nil
+}

@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -160,6 +161,8 @@ func (t *turn) newQuery() *runner.Query {
 		ExecutionPermissions: t.message.Permissions, Approved: t.Session.Run.Approved, Env: launch.Env, Command: launch.Command, Pace: t.w.cfg.Pace,
 	}
 	q.Resume, q.Fork = provision.ConversationToContinue(t.Session)
+	q.ContinueAfterLoss = !provision.HasConversation(t.Session) ||
+		cmp.Or(t.Session.Life.Options.OnConversationLoss, t.resolved.Definition.Conversation.OnLoss) == events.OnLossContinue
 	t.resolved.AddToQuery(q, t.w.deps.Egress != nil, t.sockets)
 	q.Redact = slices.Concat(q.Redact, t.answered)
 	if t.resolved.InspectsRequests {

@@ -157,6 +157,7 @@ func sessionOptions(o *spoolv1.SessionOptions) (events.Options, error) {
 		Model: o.GetModel(), ModelProvider: o.GetModelProvider(), ModelSettings: modelSettings(o.GetModelSettings()), IdleTimeoutMs: o.GetIdleTimeoutMs(), TurnLimitMs: o.GetTurnLimitMs(), SessionLimitMs: o.GetSessionLimitMs(),
 		SyncIntervalMs: o.GetSyncIntervalMs(), HealthIntervalMs: o.GetHealthIntervalMs(), SandboxMaxAgeMs: o.GetSandboxMaxAgeMs(),
 		Image: o.GetImage(), Command: o.GetCommand(), Egress: o.GetEgress(), Budget: budget, HostPath: o.GetHostPath(),
+		OnConversationLoss: o.GetOnConversationLoss(),
 	}, err
 }
 

@@ -141,7 +141,8 @@ func (s *Server) CreateSession(ctx context.Context, r *spoolv1.CreateSessionRequ
 // snapshot.
 const forkTimeout = 45 * time.Second
 
-// ForkSession creates a session that continues after an event of another session.
+// ForkSession creates a session that continues after an event of another session, or with preview only answers where it
+// would begin.
 func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest) (*spoolv1.ForkSessionResponse, error) {
 	if err := reads.CheckSessionID(r.GetSessionId()); err != nil {
 		return nil, err
@@ -156,15 +157,21 @@ func (s *Server) ForkSession(ctx context.Context, r *spoolv1.ForkSessionRequest)
 	if err != nil {
 		return nil, err
 	}
-	body := command.ForkSession{Parent: r.GetSessionId(), At: r.At, Metadata: rawJSON(r.GetMetadata())}
+	body := command.ForkSession{Parent: r.GetSessionId(), At: r.At, Metadata: rawJSON(r.GetMetadata()), AllowConversationLoss: r.GetAllowConversationLoss(), Preview: r.GetPreview()}
 	if agent != (events.Reference{}) {
 		body.Agent = agent.String()
 	}
-	request, done := s.withSessionLimit(commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout})
+	request, done := commands.Request{Type: command.TypeForkSession, Body: body, Timeout: forkTimeout}, func(error) {}
+	if !r.GetPreview() {
+		request, done = s.withSessionLimit(request)
+	}
 	a, err := s.sendCreateCommand(ctx, request)
 	done(err)
 	if err != nil {
 		return nil, err
+	}
+	if r.GetPreview() {
+		return &spoolv1.ForkSessionResponse{Parent: reads.ParentMessage(a.Forked)}, nil
 	}
 	return &spoolv1.ForkSessionResponse{SessionId: a.SessionID, Position: a.Position, Parent: reads.ParentMessage(a.Forked)}, nil
 }

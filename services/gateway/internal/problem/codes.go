@@ -34,6 +34,7 @@ const (
 	FileNotFound        Code = "FILE_NOT_FOUND"
 	NoSnapshot          Code = "NO_SNAPSHOT"
 	SnapshotGone        Code = "SNAPSHOT_GONE"
+	ConversationLost    Code = "CONVERSATION_LOST"
 	TranscriptInvalid   Code = "TRANSCRIPT_INVALID"
 	TranscriptMismatch  Code = "TRANSCRIPT_MISMATCH"
 	TranscriptNotFound  Code = "TRANSCRIPT_NOT_FOUND"
@@ -133,6 +134,7 @@ func AllCodes() []CodeEntry {
 		{ApprovalDecided, http.StatusConflict, codes.FailedPrecondition, "The request is decided already", "Somebody has decided the approval request. The first decision counts; GET /api/approvals/{id} shows it.", "approvalId"},
 		{ApprovalNotOpen, http.StatusConflict, codes.FailedPrecondition, "The request is not open", "The agent no longer waits for a decision: the request was retracted, timed out or was approved with its class, or the execution has ended. If the agent still needs the call, it asks again.", "approvalId"},
 		{ArgumentsFixed, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The arguments cannot be changed", "The agent cannot run a call with changed arguments: `editable` of the request is not set. Reject the request with a comment that says what to change.", "arguments"},
+		{ConversationLost, http.StatusConflict, codes.FailedPrecondition, "The conversation is lost", "The agent cannot continue its conversation in another process, so a fork would not know it. Set `allowConversationLoss` to fork with a new conversation.", "sessionId"},
 		{SnapshotGone, http.StatusGone, codes.FailedPrecondition, "The snapshot is gone", "The files at an event, and the files with which a fork begins, are in a snapshot of the workspace. That snapshot was removed or cannot be read. Sessions keep their last SPOOL_GC_SNAPSHOTS snapshots. Use the nearest snapshot that still exists, which `detail` names, or fork at a later event.", "at"},
 		{TranscriptInvalid, http.StatusUnprocessableEntity, codes.InvalidArgument, "The transcript is not valid", "The file is not a complete transcript of Claude Code, Codex or OpenCode. `detail` names the line (for OpenCode the message) and the error. Nothing is stored.", "transcript"},
 		{TranscriptMismatch, http.StatusUnprocessableEntity, codes.FailedPrecondition, "The transcript belongs to another agent", "A conversation can only be continued in the architecture in which it was held. `detail` names both.", "transcript"},

@@ -71,7 +71,7 @@ func ParentMessage(f *events.SessionForked) *spoolv1.ParentSession {
 		return nil
 	}
 	return &spoolv1.ParentSession{
-		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: nilIfEmpty(f.Reason), Snapshot: nilIfEmpty(f.Snapshot), SnapshotSeq: f.SnapshotSeq,
+		SessionId: f.Parent, Asked: f.Asked, Effective: f.Effective, Reason: nilIfEmpty(f.Reason), Snapshot: nilIfEmpty(f.Snapshot), SnapshotSeq: f.SnapshotSeq, Conversation: f.Conversation,
 	}
 }
 
@@ -80,7 +80,7 @@ func sessionOptionsMessage(o events.Options) *spoolv1.SessionOptions {
 	out := &spoolv1.SessionOptions{
 		Model: o.Model, ModelProvider: o.ModelProvider, IdleTimeoutMs: o.IdleTimeoutMs, TurnLimitMs: o.TurnLimitMs, SessionLimitMs: o.SessionLimitMs,
 		SyncIntervalMs: o.SyncIntervalMs, HealthIntervalMs: o.HealthIntervalMs, SandboxMaxAgeMs: o.SandboxMaxAgeMs,
-		Image: o.Image, Command: o.Command, Egress: o.Egress,
+		Image: o.Image, Command: o.Command, Egress: o.Egress, OnConversationLoss: o.OnConversationLoss,
 	}
 	if o.HostPath != "" {
 		out.HostPath = &o.HostPath

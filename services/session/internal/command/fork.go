@@ -36,10 +36,7 @@ func (h *Handler) forkCommandBuilder(ctx context.Context, c command.Command) (se
 	if err := decodeBody(c, &b); err != nil {
 		return nil, err
 	}
-	if err := events.CheckID("sessionId", events.KindSession, b.Parent); err != nil {
-		return nil, invalidFieldError("sessionId", err.Error())
-	}
-	if err := checkMetadata(b.Metadata); err != nil {
+	if err := checkFork(b); err != nil {
 		return nil, err
 	}
 	var made session.ForkSession
@@ -53,6 +50,23 @@ func (h *Handler) forkCommandBuilder(ctx context.Context, c command.Command) (se
 		made.CommandBase = base
 		return made, err
 	}, nil
+}
+
+// previewFork answers where the fork that a command asks for would begin. It appends nothing.
+func (h *Handler) previewFork(ctx context.Context, c command.Command, b command.ForkSession) (command.Answer, error) {
+	if err := checkFork(b); err != nil {
+		return command.Answer{}, err
+	}
+	made, err := h.initialFork(ctx, c, b)
+	return command.Answer{Forked: &made.Forked}, err
+}
+
+// checkFork returns an error for an invalid field of a fork.
+func checkFork(b command.ForkSession) error {
+	if err := events.CheckID("sessionId", events.KindSession, b.Parent); err != nil {
+		return invalidFieldError("sessionId", err.Error())
+	}
+	return checkMetadata(b.Metadata)
 }
 
 // initialFork reads the parent session and returns the state with which the fork begins.
@@ -70,6 +84,15 @@ func (h *Handler) initialFork(ctx context.Context, c command.Command, b command.
 	}
 	out := session.ForkSession{Create: cut.Created, Forked: cut.Forked, Changes: cut.Changes}
 	out.Forked.Parent = b.Parent
+	switch {
+	case out.Forked.Conversation == events.ForkConversationLost && !b.AllowConversationLoss && !b.Preview:
+		return out, &command.Error{
+			Code: command.CodeConversationLost, Field: "sessionId",
+			Detail: "the agent cannot continue its conversation in another process, so the fork would not know it: set allowConversationLoss (spool fork --allow-conversation-loss) to fork with a new conversation",
+		}
+	case out.Forked.Conversation == events.ForkConversationContinued && out.Create.Architecture == definition.ACP && !isIsolated(out.Create.Provider):
+		out.Forked.Conversation = events.ForkConversationUnverified // the fork's workspace is in another folder
+	}
 	if b.Metadata != nil {
 		out.Create.Metadata = b.Metadata
 	}

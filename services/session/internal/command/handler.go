@@ -160,6 +160,15 @@ func (h *Handler) execute(ctx context.Context, c command.Command) (command.Answe
 	case command.TypeRemoveAgent, command.TypeRemoveInstance, command.TypeRemoveEnvironment:
 		return h.removeEntry(ctx, c)
 	}
+	if c.Type == command.TypeForkSession {
+		var b command.ForkSession
+		if err := decodeBody(c, &b); err != nil {
+			return command.Answer{}, err
+		}
+		if b.Preview {
+			return h.previewFork(ctx, c, b)
+		}
+	}
 	build, err := h.newSessionCommandBuilder(ctx, c)
 	if err != nil {
 		return command.Answer{}, err
