@@ -42,10 +42,10 @@ func (c *forkCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		if _, err := writeln(a.Out, doc.Value.SessionId); err != nil {
+		if _, err := terminal.Fprintln(a.Out, doc.Value.SessionId); err != nil {
 			return err
 		}
-		writef(a.Err, "spool: %s\n", describeForkOrigin(doc.Value.Parent))
+		terminal.Fprintf(a.Err, "spool: %s\n", describeForkOrigin(doc.Value.Parent))
 		return nil
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/daemon"
 )
 
@@ -59,7 +60,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := writef(a.Out, "ready %s\n", stack.URL()); err != nil {
+	if _, err := terminal.Fprintf(a.Out, "ready %s\n", stack.URL()); err != nil {
 		return errors.Join(err, stack.Close())
 	}
 	select {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/events"
@@ -143,7 +144,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 		return a.printJSON(v)
 	}
 	for _, o := range r.Open {
-		if _, err := writef(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
+		if _, err := terminal.Fprintf(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
 			return err
 		}
 	}
@@ -152,7 +153,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 		if p.Accepted {
 			what = "accepted fault"
 		}
-		if _, err := writef(a.Out, "%s: %v\n", what, &p); err != nil {
+		if _, err := terminal.Fprintf(a.Out, "%s: %v\n", what, &p); err != nil {
 			return err
 		}
 	}
@@ -166,6 +167,6 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 	if len(r.Problems) > 0 {
 		sound = "sound except for accepted problems"
 	}
-	_, err := writef(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
+	_, err := terminal.Fprintf(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
 	return err
 }
