@@ -259,7 +259,7 @@ func realPlanMode(t *testing.T) {
 	if i < 0 {
 		t.Fatalf("no request for a plan%s", x)
 	}
-	if r := x.ApprovalRequests()[i]; r.Preview.Text != "# The plan\nstep one\n" || r.ToolName != "ExitPlanMode" || r.Title != "ExitPlanMode: The plan" {
+	if r := x.ApprovalRequests()[i]; r.Preview.Text != "# The plan\nstep one\n" || r.ToolName != "ExitPlanMode" || r.Title != "ExitPlanMode: The plan …" {
 		t.Errorf("request %+v", r)
 	}
 	if !strings.Contains(results(x), "approved your plan") {

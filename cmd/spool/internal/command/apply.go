@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/definition"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -123,7 +124,7 @@ func (c *applyCommand) applyDefinition(ctx context.Context, a *app, cl *client.C
 	if applied.Same {
 		done = "unchanged"
 	}
-	_, err = writeln(a.Out, done, d.Kind, ref.String())
+	_, err = terminal.Fprintln(a.Out, done, d.Kind, ref.String())
 	return err
 }
 
@@ -161,7 +162,7 @@ func printApplied(a *app, docs []definition.Document, i int, err error) error {
 	if i == 0 {
 		before = []string{"nothing"}
 	}
-	writef(a.Err, "applied %s; not %s %s, and nothing after it (%d of %d)\n", strings.Join(before, ", "), docs[i].Kind, docs[i].Ref, i, len(docs))
+	terminal.Fprintf(a.Err, "applied %s; not %s %s, and nothing after it (%d of %d)\n", strings.Join(before, ", "), docs[i].Kind, docs[i].Ref, i, len(docs))
 	return err
 }
 
@@ -172,7 +173,7 @@ func (a *app) printFileErrors(err error, outcome string) error {
 		return err
 	}
 	for _, e := range list {
-		writeln(a.Err, e.Error())
+		terminal.Fprintln(a.Err, e.Error())
 	}
 	if len(list) == 1 {
 		return usageError("%s: the file has an error", outcome)

@@ -113,7 +113,7 @@ func printApproval(a *app, x *spoolv1.Approval) error {
 		rows = append(rows, terminal.FieldRows("arguments:", string(request.Input), columns)...)
 	}
 	for _, row := range append([]string{terminal.ApprovalHeading(request)}, rows...) {
-		if _, err := writeln(a.Out, textLines(row)); err != nil {
+		if _, err := terminal.Fprintln(a.Out, terminal.Lines(row)); err != nil {
 			return err
 		}
 	}
@@ -147,7 +147,7 @@ func (s serverFlags) sendDecision(a *app, id, done string, request func(context.
 		case s.JSON:
 			return a.printJSON(doc)
 		}
-		_, err = writeln(a.Out, done, id)
+		_, err = terminal.Fprintln(a.Out, done, id)
 		return err
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -289,113 +288,6 @@ func TestPrompt_SendsWhatTheUserDecides(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestPrompt_ShowsTheWholeCallAndAllChoices tests on terminals of several widths that the command comes first, that it
-// cannot be hidden by the agent's words, by spaces or by its length, that no text looks like another field, and that all
-// choices are visible.
-func TestPrompt_ShowsTheWholeCallAndAllChoices(t *testing.T) {
-	t.Parallel()
-	asked := events.ApprovalRequested{
-		ApprovalID: apr1, Kind: events.ApprovalTool, ToolName: "Bash", Title: "ls", Editable: true, Input: json.RawMessage(`{"command":"x"}`),
-		Class:  "ls",
-		Reason: strings.Repeat("\n", 30) + "command: ls\nhost: localhost\n[y]es\u202e",
-		Preview: events.ApprovalPreview{
-			Command: "first" + strings.Repeat(" ", 3000) + "host: good.example\nsecond\n" + strings.Repeat("#\n", 60) + "hidden\u3164\u034f\x1b]0;\nlast\x07", Hosts: []string{"evil.example"}, Paths: []string{"a  b", "c\nfile: d"},
-		},
-	}
-	for _, columns := range []int{40, 80, 200} {
-		t.Run(fmt.Sprint(columns), func(t *testing.T) {
-			t.Parallel()
-			r := newTerminalRun(t, asked)
-			r.columns = columns
-			r.f.approvals[apr1] = approvalJSON(t, "pending", asked)
-			r.decided(apr1)
-			choices, last := "[y]es, [n]o, [a]ll, [s]kip, [e]dit, [m]ore, [?] whole request: ", "[y]es, [n]o, [a]ll, [s]kip, [e]dit, [?] whole request: "
-			if columns < 80 {
-				choices, last = "[y/n/a/s/e/m/?]: ", "[y/n/a/s/e/?]: "
-			}
-			const more = " more rows\r\n"
-			var pages strings.Builder
-			code := r.run(func() {
-				r.shows(t, "Bash asks for approval\r\n")
-				for {
-					page, end := r.until(t, more, last)
-					if pages.WriteString(page); end != more {
-						break
-					}
-					r.shows(t, choices)
-					r.keys <- "m\r"
-				}
-				r.keys <- "s\r"
-			}, "run", "hello")
-			got := rowsOf(pages.String())
-			if code != ExitDone || !r.f.wasSent(`{"decision":"skip"}`) || len(got) == 0 || got[0] != "  command:" || !strings.HasPrefix(got[1], "    │ first") {
-				t.Fatalf("exit code %d, the page begins with %q", code, got[:min(3, len(got))])
-			}
-			field := func(name string) int {
-				return slices.IndexFunc(got, func(s string) bool { return strings.HasPrefix(s, "  "+name) })
-			}
-			if says := field("the agent says:"); says < field("host: evil.example") || says < field("command:") || says < 0 {
-				t.Errorf("the agent's words are in row %d of %q", says, got)
-			}
-			for _, row := range got {
-				if strings.HasPrefix(row, "  host: good") || strings.HasPrefix(row, "  file: d") || strings.HasPrefix(row, "  command: ls") || len([]rune(row)) >= columns {
-					t.Errorf("a text looks like a field, or the row is too long: %q", row)
-				}
-			}
-			if whole := joined(got); !strings.Contains(whole, "first"+strings.Repeat(" ", 3000)+"host: good.example\nsecond\n") || !strings.Contains(whole, `hidden\u{3164}\u{34f}\u{1b}]0;`+"\nlast\\u{7}") {
-				t.Errorf("the pages lack a part of the command: %.300q", whole)
-			}
-		})
-	}
-}
-
-// until waits until the screen has one of the texts, and returns what the screen shows up to it, and the text.
-func (r *terminalRun) until(t *testing.T, texts ...string) (before, found string) {
-	t.Helper()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for {
-		for _, text := range texts {
-			if before, rest, ok := strings.Cut(r.text.String(), text); ok {
-				r.text.Reset()
-				r.text.WriteString(rest)
-				return before, text
-			}
-		}
-		if r.late {
-			t.Errorf("the screen shows none of %q: %q", texts, r.text.String())
-			return "", ""
-		}
-		r.grew.Wait()
-	}
-}
-
-// rowsOf returns the rows of a request in the output of a terminal, without the status line and prompts.
-func rowsOf(output string) (rows []string) {
-	for row := range strings.SplitSeq(output, "\r\n") {
-		if i := strings.LastIndex(row, "\x1b[J"); i >= 0 {
-			row = row[i+len("\x1b[J"):]
-		}
-		if strings.HasPrefix(row, "  ") && !strings.HasPrefix(row, "  … ") && !strings.HasPrefix(row, "  [a]ll also approves") {
-			rows = append(rows, row)
-		}
-	}
-	return rows
-}
-
-// joined returns the text of the fields in rows: a continued row belongs to the line above.
-func joined(rows []string) string {
-	var b strings.Builder
-	for _, row := range rows {
-		if part, ok := strings.CutPrefix(row, "    ┆ "); ok {
-			b.WriteString(part)
-		} else {
-			b.WriteString("\n" + strings.TrimPrefix(row, "    │ "))
-		}
-	}
-	return b.String()
 }
 
 func TestPrompt_UsesTheEditor(t *testing.T) {

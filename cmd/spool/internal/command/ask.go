@@ -7,13 +7,15 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
 // askUser prints a question and returns the line that the user types, in lower case. The end of the input is an empty
 // answer. It must be called only if InTTY is set. When ctx ends, askUser returns the cause at once; its goroutine that
 // reads the terminal remains until the program ends.
 func (a *app) askUser(ctx context.Context, question string) (string, error) {
-	writef(a.Err, "%s ", question)
+	terminal.Fprintf(a.Err, "%s ", question)
 	if a.lines == nil {
 		a.lines = bufio.NewReader(a.In)
 	}
@@ -28,7 +30,7 @@ func (a *app) askUser(ctx context.Context, question string) (string, error) {
 	}()
 	select {
 	case <-ctx.Done():
-		writeln(a.Err)
+		terminal.Fprintln(a.Err)
 		return "", context.Cause(ctx)
 	case r := <-replied:
 		if r.err != nil && !errors.Is(r.err, io.EOF) {

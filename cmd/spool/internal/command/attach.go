@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -39,7 +40,7 @@ func (c *attachCommand) followSession(ctx context.Context, a *app, cl *client.Cl
 	stopPrompts()
 	if errors.Is(err, errInterrupted) {
 		err = errors.Join(err, closeRenderer())
-		writeln(a.Err, "spool: detached; the session continues")
+		terminal.Fprintln(a.Err, "spool: detached; the session continues")
 	}
 	return err
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
 	"github.com/spoolhq/spool/pkg/definition"
@@ -187,7 +188,7 @@ func (c *catalogueShowFlags) printDefinition(a *app, kind definition.Kind, fill 
 		if err := fill(&d, []byte(v.Spec.GetText())); err != nil {
 			return err
 		}
-		if _, err := writef(a.Out, "# %s, of %s\n", ref.String(), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
+		if _, err := terminal.Fprintf(a.Out, "# %s, of %s\n", ref.String(), v.CreatedAt.AsTime().Format(time.RFC3339)); err != nil {
 			return err
 		}
 		return definition.WriteYAML(a.Out, d)
@@ -295,7 +296,7 @@ func printEnvironmentExplanation(a *app, e *spoolv1.ExplainEnvironmentResponse) 
 		return err
 	}
 	if len(e.Variables) > 0 {
-		if _, err := writeln(a.Out); err != nil {
+		if _, err := terminal.Fprintln(a.Out); err != nil {
 			return err
 		}
 	}

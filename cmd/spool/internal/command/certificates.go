@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/certificate"
 	"github.com/spoolhq/spool/pkg/truncate"
 )
@@ -71,6 +72,6 @@ func (c *certificatesCommand) printIssued(a *app, folder string, names []string,
 		return a.printJSON(map[string]any{"folder": folder, "names": names, "notAfter": issued.NotAfter, "renewed": issued.Renewed})
 	}
 	done := map[bool]string{false: "kept", true: "made"}[issued.Renewed]
-	_, err := writef(a.Out, "%s %s for %s, until %s\n", done, folder, strings.Join(names, ", "), issued.NotAfter.UTC().Format(time.RFC3339))
+	_, err := terminal.Fprintf(a.Out, "%s %s for %s, until %s\n", done, folder, strings.Join(names, ", "), issued.NotAfter.UTC().Format(time.RFC3339))
 	return err
 }

@@ -158,12 +158,12 @@ func Run(ctx context.Context, args []string, env IO) int {
 		kong.Writers(env.Out, env.Err), kong.Exit(func(n int) { exited, code = true, n }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}))
 	if err != nil {
-		writef(env.Err, "spool: %v\n", err)
+		terminal.Fprintf(env.Err, "spool: %v\n", err)
 		return ExitFailed
 	}
 	for i, arg := range args { // kong would replace invalid bytes
 		if !utf8.ValidString(arg) {
-			writef(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, truncate.Text(arg, 64))
+			terminal.Fprintf(env.Err, "spool: argument %d is not valid UTF-8: %s\n", i+1, truncate.Text(arg, 64))
 			return ExitUsage
 		}
 	}
@@ -180,7 +180,7 @@ func Run(ctx context.Context, args []string, env IO) int {
 		if errors.As(err, &wrong) && wrong.Context != nil && wrong.Context.Command() != "" {
 			hint = "spool " + firstWord(wrong.Context.Command()) + " --help"
 		}
-		writef(env.Err, "spool: %s; see `%s`\n", err.Error(), hint)
+		terminal.Fprintf(env.Err, "spool: %s; see `%s`\n", err.Error(), hint)
 		return ExitUsage
 	}
 	return env.reportError(parsed.Run(&app{IO: env, ctx: ctx}))
@@ -206,7 +206,7 @@ func (w IO) reportError(err error) int {
 		if w.OutTTY && w.Color {
 			format = "\x1b[31mspool: %s\x1b[0m\n"
 		}
-		writef(w.Err, format, textLines(strings.ReplaceAll(shown.Error(), "\n", "\n  ")))
+		terminal.Fprintf(w.Err, format, terminal.Lines(strings.ReplaceAll(shown.Error(), "\n", "\n  ")))
 	}
 	return code
 }

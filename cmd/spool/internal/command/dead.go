@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
@@ -52,8 +53,8 @@ func (c *deadShowCommand) Run(a *app) error {
 			return a.printJSON(doc)
 		}
 		d := doc.Value
-		_, err = writef(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
-			formatExactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, textLines(d.GetMessage()))
+		_, err = terminal.Fprintf(a.Out, "moved to DEAD at %s by %s after %d deliveries\nsubject: %s\nsession: %s\nreason: %s\n\n%s\n",
+			formatExactTime(d.Time), d.Handler, d.Delivered, d.Subject, d.SessionId, d.Reason, terminal.Lines(d.GetMessage()))
 		return err
 	})
 }

@@ -93,9 +93,9 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		return c.differenceError(doc.Value.Equal)
 	}
 	d := doc.Value
-	writeln(a.Out, d.Summary)
+	terminal.Fprintln(a.Out, d.Summary)
 	if !d.Equal {
-		writef(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
+		terminal.Fprintf(a.Out, "The %d events before are equal, except for ids, times and costs.\n", d.EqualEvents)
 	}
 	for _, side := range []struct {
 		mark string
@@ -108,22 +108,22 @@ func (c *diffCommand) compareSessions(ctx context.Context, a *app, cl *client.Cl
 		if err != nil {
 			return err
 		}
-		writef(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, string(e.Type), summarizeEvent(e))
+		terminal.Fprintf(a.Out, "%s%6d  %s  %s\n", side.mark, e.Seq, string(e.Type), summarizeEvent(e))
 	}
 	return c.differenceError(d.Equal)
 }
 
 // printDiff prints the differences in files, conversations and states.
 func printDiff(a *app, d *spoolv1.SessionDiff) error {
-	writef(a.Out, "event %d to event %d\n", d.From, d.To)
+	terminal.Fprintf(a.Out, "event %d to event %d\n", d.From, d.To)
 	for _, s := range d.Statuses {
 		was := s.From
 		if was == "" {
 			was = "none"
 		}
-		writef(a.Out, "%s %s: %s -> %s\n", s.Kind, s.Id, was, s.To)
+		terminal.Fprintf(a.Out, "%s %s: %s -> %s\n", s.Kind, s.Id, was, s.To)
 	}
-	writef(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", formatUsageTotal(d.Reported), formatUsageTotal(d.Metered), d.BlockCount)
+	terminal.Fprintf(a.Out, "reported: %s\nmetered: %s\n\n%d blocks\n", formatUsageTotal(d.Reported), formatUsageTotal(d.Metered), d.BlockCount)
 	for _, b := range d.Blocks {
 		mark := "~ "
 		if b.Change == "added" {
@@ -134,17 +134,17 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 		}
 	}
 	if n := int(d.BlockCount) - len(d.Blocks); n > 0 {
-		writef(a.Out, "and %d more\n", n)
+		terminal.Fprintf(a.Out, "and %d more\n", n)
 	}
-	writef(a.Out, "\n%s\n", d.Files.GetSummary())
+	terminal.Fprintf(a.Out, "\n%s\n", d.Files.GetSummary())
 	for _, f := range d.Files.GetFiles() {
 		printFileDiff(a, f)
 	}
 	if n := int(d.Files.GetFileCount()) - len(d.Files.GetFiles()); n > 0 {
-		writef(a.Out, "and %d more files\n", n)
+		terminal.Fprintf(a.Out, "and %d more files\n", n)
 	}
 	if d.Files.GetCut() {
-		writeln(a.Out, "Some files are shown without text: there are too many, or they are too long. Compare a smaller range to see them.")
+		terminal.Fprintln(a.Out, "Some files are shown without text: there are too many, or they are too long. Compare a smaller range to see them.")
 	}
 	return nil
 }
@@ -152,10 +152,10 @@ func printDiff(a *app, d *spoolv1.SessionDiff) error {
 // printFileDiff prints the difference of one file.
 func printFileDiff(a *app, f *spoolv1.FileDiff) {
 	if f.GetText() != "" {
-		writeln(a.Out, textLines(strings.TrimSuffix(f.GetText(), "\n")))
+		terminal.Fprintln(a.Out, terminal.Lines(strings.TrimSuffix(f.GetText(), "\n")))
 		return
 	}
-	writef(a.Out, "%s %s (%s): %s -> %s\n", f.Change, f.Path, f.GetOmitted(), describeFileVersion(f.From), describeFileVersion(f.To))
+	terminal.Fprintf(a.Out, "%s %s (%s): %s -> %s\n", f.Change, f.Path, f.GetOmitted(), describeFileVersion(f.From), describeFileVersion(f.To))
 }
 
 // describeFileVersion returns a short text for a version of a file.

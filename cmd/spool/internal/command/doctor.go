@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/imagepolicy"
 	"github.com/spoolhq/spool/pkg/pgserver"
 	"github.com/spoolhq/spool/pkg/readmodel"
@@ -176,9 +177,9 @@ func (c *doctorCommand) printFinding(a *app, f finding) error {
 	if c.JSON {
 		return a.printJSON(f)
 	}
-	_, err := writef(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, f.Detail)
+	_, err := terminal.Fprintf(a.Out, "%-7s %-17s %s\n", f.Status, f.Check, f.Detail)
 	if err == nil && f.Remedy != "" {
-		_, err = writef(a.Out, "%-7s %-17s → %s\n", "", "", f.Remedy)
+		_, err = terminal.Fprintf(a.Out, "%-7s %-17s → %s\n", "", "", f.Remedy)
 	}
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -34,7 +35,7 @@ func forEachName[N any](s serverFlags, a *app, names []N, done string, do func(c
 			case s.JSON:
 				err = a.printJSON(response)
 			default:
-				_, err = writeln(a.Out, done, name)
+				_, err = terminal.Fprintln(a.Out, done, name)
 			}
 			failed = append(failed, err)
 		}

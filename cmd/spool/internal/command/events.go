@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
 )
 
@@ -52,7 +53,7 @@ func (c *eventsCommand) printStoredEvents(ctx context.Context, a *app, cl *clien
 		for _, e := range page.Events {
 			if c.Inherited && !c.JSON && e.Value.SessionID != session {
 				session = e.Value.SessionID
-				writeln(a.Out, session)
+				terminal.Fprintln(a.Out, session)
 			}
 			if err := c.printEvent(a, e.Value, e.Raw); err != nil {
 				return err
@@ -79,7 +80,7 @@ func (c *eventsCommand) followEvents(ctx context.Context, a *app, cl *client.Cli
 			}
 			return explainCursorError(m.Snapshot.Cause, c.After)
 		case m.Lost != nil:
-			writeln(a.Err, "spool: connection lost ("+m.Lost.Error()+"), reconnecting")
+			terminal.Fprintln(a.Err, "spool: connection lost ("+m.Lost.Error()+"), reconnecting")
 		case m.Event != nil:
 			if err := c.printEvent(a, *m.Event, m.Raw); err != nil {
 				return err
@@ -116,7 +117,7 @@ func (c *eventsCommand) printEvent(a *app, e events.WireEvent, raw json.RawMessa
 	if e.Type == events.TextDelta {
 		return nil
 	}
-	_, err := writef(a.Out, "%6d  %s  %-22s  %s\n", e.Seq, e.Time.Local().Format("15:04:05.000"), string(e.Type), summarizeEvent(e))
+	_, err := terminal.Fprintf(a.Out, "%6d  %s  %-22s  %s\n", e.Seq, e.Time.Local().Format("15:04:05.000"), string(e.Type), summarizeEvent(e))
 	return err
 }
 

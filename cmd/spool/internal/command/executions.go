@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -115,7 +116,7 @@ func (c *executionsShowCommand) printExecution(ctx context.Context, a *app, cl *
 	if err != nil || len(x.Metered) == 0 {
 		return err
 	}
-	writeln(a.Out)
+	terminal.Fprintln(a.Out)
 	table := newTable(a)
 	writeTableRow(table, []any{"METERED AT", "MODEL", "REQUESTS", "FAILED", "TOKENS IN", "OUT", "COST"})
 	for _, m := range x.Metered {

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/api/command"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
@@ -140,7 +141,7 @@ func (c sessionFlags) printDownloaded(a *app, to string, n int64, err error) err
 	case c.JSON:
 		return a.printJSON(map[string]any{"file": to, "size": n})
 	}
-	_, err = writef(a.Out, "%s, %s\n", to, formatSize(n))
+	_, err = terminal.Fprintf(a.Out, "%s, %s\n", to, formatSize(n))
 	return err
 }
 
@@ -267,7 +268,7 @@ func (c *filesPutCommand) printUploaded(a *app, to string, d client.APIObject[cl
 	case to == "":
 		to = "the workspace"
 	}
-	_, err = writef(a.Out, "stored %s for %s\n", formatSize(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
+	_, err = terminal.Fprintf(a.Out, "stored %s for %s\n", formatSize(int64(d.Value.Size)), to) //nolint:gosec // bounded by what a file has
 	return err
 }
 
@@ -311,7 +312,7 @@ func (c *filesRmCommand) Run(a *app) error {
 			case c.JSON:
 				err = a.printJSON(d)
 			default:
-				_, err = writeln(a.Out, "requested to remove", p)
+				_, err = terminal.Fprintln(a.Out, "requested to remove", p)
 			}
 			failed = append(failed, err)
 		}

@@ -47,13 +47,13 @@ func (c *forkCommand) Run(a *app) error {
 			return a.printJSON(doc)
 		}
 		if c.Preview {
-			_, err := writeln(a.Out, describeForkOrigin(doc.Value.Parent))
+			_, err := terminal.Fprintln(a.Out, describeForkOrigin(doc.Value.Parent))
 			return err
 		}
-		if _, err := writeln(a.Out, doc.Value.SessionId); err != nil {
+		if _, err := terminal.Fprintln(a.Out, doc.Value.SessionId); err != nil {
 			return err
 		}
-		writef(a.Err, "spool: %s\n", describeForkOrigin(doc.Value.Parent))
+		terminal.Fprintf(a.Err, "spool: %s\n", describeForkOrigin(doc.Value.Parent))
 		return nil
 	})
 }

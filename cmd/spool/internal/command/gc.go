@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/services/session/janitor"
 )
 
@@ -102,12 +103,12 @@ func (c *gcCommand) printReport(a *app, r janitor.PassReport) error {
 		if i.Waits != "" {
 			line = fmt.Sprintf("waits: %s %s: %s", i.Kind, name, i.Waits)
 		}
-		if _, err := writeln(a.Out, line); err != nil {
+		if _, err := terminal.Fprintln(a.Out, line); err != nil {
 			return err
 		}
 	}
 	if len(r.Items) == 0 {
-		_, err := writeln(a.Out, "nothing to remove")
+		_, err := terminal.Fprintln(a.Out, "nothing to remove")
 		return err
 	}
 	return nil

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
@@ -42,7 +43,7 @@ func (c *headsPublicKeyCommand) Run(a *app) error {
 	if err != nil {
 		return fmt.Errorf("heads-key: %w", err)
 	}
-	_, err = writeln(a.Out, key.Public())
+	_, err = terminal.Fprintln(a.Out, key.Public())
 	return err
 }
 
@@ -124,7 +125,7 @@ func printSignedShards(w io.Writer, chains []*heads.Chain) error {
 		default:
 			text += fmt.Sprintf("no commit is missing up to %s, signed at %s\n", p.Position, p.Time.UTC().Format(time.RFC3339))
 		}
-		if _, err := writef(w, "%s", textLines(text)); err != nil {
+		if _, err := terminal.Fprintf(w, "%s", terminal.Lines(text)); err != nil {
 			return err
 		}
 	}

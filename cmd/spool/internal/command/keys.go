@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -41,8 +42,8 @@ func (c *keysCreateCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		writef(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
-		_, err = writeln(a.Out, doc.Value.Key)
+		terminal.Fprintf(a.Err, "%s of tenant %s; it is shown only now:\n", doc.Value.KeyId, doc.Value.Tenant)
+		_, err = terminal.Fprintln(a.Out, doc.Value.Key)
 		return err
 	})
 }
@@ -55,7 +56,7 @@ type keysLocalCommand struct {
 func (c *keysLocalCommand) Run(a *app) error {
 	running, err := runningStackOn(a, c.Data)
 	if err == nil {
-		_, err = writeln(a.Out, running.LocalKey)
+		_, err = terminal.Fprintln(a.Out, running.LocalKey)
 	}
 	return err
 }

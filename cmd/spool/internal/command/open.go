@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
@@ -19,7 +20,7 @@ func (c *openCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		_, err = writeln(a.Out, signInURL(cl, doc.Value))
+		_, err = terminal.Fprintln(a.Out, signInURL(cl, doc.Value))
 		return err
 	})
 }

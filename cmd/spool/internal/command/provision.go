@@ -11,6 +11,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events"
@@ -64,7 +65,7 @@ func (c *provisionCommand) Run(a *app) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"natsUrl": nc.ConnectedUrlRedacted(), "shards": layout.Shards, "partitions": layout.Partitions.PartitionCount()})
 	}
-	_, err = writef(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.PartitionCount())
+	_, err = terminal.Fprintf(a.Out, "provisioned %s: the log has %d streams and %d partitions\n", nc.ConnectedUrlRedacted(), layout.Shards, layout.Partitions.PartitionCount())
 	return err
 }
 

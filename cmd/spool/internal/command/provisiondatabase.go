@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/readmodel"
 )
 
@@ -39,6 +40,6 @@ func (c *provisionDatabaseCommand) Run(a *app) error {
 	if c.JSON {
 		return a.printJSON(map[string]any{"database": cfg.Database, "roles": []string{readmodel.ProjectorRole, readmodel.GatewayRole}})
 	}
-	_, err = writef(a.Out, "provisioned database %s: roles %s and %s\n", cfg.Database, readmodel.ProjectorRole, readmodel.GatewayRole)
+	_, err = terminal.Fprintf(a.Out, "provisioned database %s: roles %s and %s\n", cfg.Database, readmodel.ProjectorRole, readmodel.GatewayRole)
 	return err
 }

@@ -82,7 +82,7 @@ func (p *pullRun) run(ctx context.Context, s *spoolv1.Session) (err error) {
 // finishUnchanged prints that the session has changed nothing, and stores the upload record.
 func (p *pullRun) finishUnchanged() error {
 	if !p.cmd.JSON {
-		writef(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", p.folder)
+		terminal.Fprintf(p.app.Out, "nothing to copy back: %s equals the session's workspace\n", p.folder)
 	}
 	return p.saveRecord()
 }

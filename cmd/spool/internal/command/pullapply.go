@@ -12,6 +12,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
 // applyChanges applies the changes that the user has not declined: first deletions, deepest paths first, and then all
@@ -42,7 +44,7 @@ func (p *pullRun) applyChanges() error {
 		c.Applied = true
 		p.recordEntry(c.Path, c.remote)
 		if c.Conflict {
-			writef(p.app.Err, "spool: %s: the session's version replaced a local change\n", c.Path)
+			terminal.Fprintf(p.app.Err, "spool: %s: the session's version replaced a local change\n", c.Path)
 		}
 	}
 	return failed

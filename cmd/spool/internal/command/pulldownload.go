@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/truncate"
@@ -70,7 +71,7 @@ func (p *pullRun) requestSnapshot(ctx context.Context, s *spoolv1.Session) error
 	for m, err := range p.client.Follow(wait, p.cmd.Session, s.Tip) {
 		if err != nil {
 			if ctx.Err() == nil && wait.Err() != nil {
-				writeln(p.app.Err, "spool: no snapshot was taken in time; using the last one")
+				terminal.Fprintln(p.app.Err, "spool: no snapshot was taken in time; using the last one")
 				return nil
 			}
 			return err

@@ -25,11 +25,11 @@ const maxDiffBytes = 256 << 10
 // printChanges prints the list of changes, and then the content of new files and the differences in other files.
 func (p *pullRun) printChanges() {
 	for _, c := range p.changes {
-		writeln(p.app.Out, changeLetters[c.Change]+" "+c.Path+c.describe())
+		terminal.Fprintln(p.app.Out, changeLetters[c.Change]+" "+c.Path+c.describe())
 	}
 	for _, c := range p.changes {
 		if c.Kind == entryKindFile && c.remote != nil && (c.local == nil || c.local.SHA256 != c.remote.SHA256) {
-			writef(p.app.Out, "\n%s", textLines(p.fileDiff(c)))
+			terminal.Fprintf(p.app.Out, "\n%s", terminal.Lines(p.fileDiff(c)))
 		}
 	}
 }

@@ -86,7 +86,7 @@ func (c *skillsPushCommand) validateAndPush(ctx context.Context, a *app, ref eve
 	case doc.Value.Same:
 		done = "already pushed:"
 	}
-	_, err = writef(a.Out, "%s %s, %d files, %s packed\n", done, client.Reference(doc.Value.Ref).String(), found.Files, formatSize(info.Size()))
+	_, err = terminal.Fprintf(a.Out, "%s %s, %d files, %s packed\n", done, client.Reference(doc.Value.Ref).String(), found.Files, formatSize(info.Size()))
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/services/projector"
 )
 
@@ -42,9 +43,9 @@ func (c *rebuildCommand) Run(a *app) (err error) {
 		})
 	}
 	if c.Compare {
-		_, err = writef(a.Out, "equal: %d commits folded, %d rows compared, in %s\n", report.Commits, report.Rows, report.Duration.Round(1e6))
+		_, err = terminal.Fprintf(a.Out, "equal: %d commits folded, %d rows compared, in %s\n", report.Commits, report.Rows, report.Duration.Round(1e6))
 	} else {
-		_, err = writef(a.Out, "rebuilt: %d commits folded in %s; live projection was paused for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
+		_, err = terminal.Fprintf(a.Out, "rebuilt: %d commits folded in %s; live projection was paused for %s\n", report.Commits, report.Duration.Round(1e6), report.Held.Round(1e6))
 	}
 	return err
 }

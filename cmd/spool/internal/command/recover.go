@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -38,7 +39,7 @@ func (c *executionsRecoverCommand) Run(a *app) error {
 		case c.Detach && c.JSON:
 			return a.printJSON(doc)
 		case c.Detach:
-			_, err := writef(a.Out, "session %s\nexecution %s\nfollow it with: spool attach %[1]s\n", doc.Value.SessionId, doc.Value.ExecutionId)
+			_, err := terminal.Fprintf(a.Out, "session %s\nexecution %s\nfollow it with: spool attach %[1]s\n", doc.Value.SessionId, doc.Value.ExecutionId)
 			return err
 		}
 		return c.followExecution(ctx, a, cl, doc.Value, tip)
@@ -66,12 +67,12 @@ func (c *executionsRecoverCommand) followExecution(ctx context.Context, a *app, 
 	end, err := w.followToEnd(ctx, tip)
 	if err := errors.Join(err, closeRenderer()); err != nil {
 		if errors.Is(err, errInterrupted) {
-			writef(a.Err, "spool: detached; follow it with `spool attach %s`\n", accepted.SessionId)
+			terminal.Fprintf(a.Err, "spool: detached; follow it with `spool attach %s`\n", accepted.SessionId)
 		}
 		return err
 	}
 	if !c.JSON {
-		writef(a.Err, "execution %s continues %s\n", accepted.ExecutionId, c.Execution)
+		terminal.Fprintf(a.Err, "execution %s continues %s\n", accepted.ExecutionId, c.Execution)
 	}
 	return executionEndError(a, c.JSON, end)
 }

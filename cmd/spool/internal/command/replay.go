@@ -416,6 +416,6 @@ func (p *replayPlayer) printNote(text string) {
 	if p.renderer != nil && p.app.OutTTY {
 		p.renderer.ShowNote(text)
 	} else {
-		writeln(p.app.Err, "spool: "+text)
+		terminal.Fprintln(p.app.Err, "spool: "+text)
 	}
 }

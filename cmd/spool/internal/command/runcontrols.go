@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 )
 
@@ -69,7 +70,7 @@ func (r *queryRun) printNote(text string) {
 		r.watcher.renderer.ShowNote(text)
 		return
 	}
-	writeln(r.app.Err, "spool: "+text)
+	terminal.Fprintln(r.app.Err, "spool: "+text)
 }
 
 // closeStack stops the stack that this run has started. It first waits for the queries of other runs that use the
@@ -88,13 +89,13 @@ func (r *queryRun) waitForQueries() {
 	for announced := false; ; announced = true {
 		busy, err := r.countQueries(ctx)
 		if err != nil && ctx.Err() == nil {
-			writeln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
+			terminal.Fprintln(r.app.Err, "spool: cannot determine whether other runs use this stack, so it ends: "+err.Error())
 		}
 		if err != nil || busy == 0 {
 			return
 		}
 		if !announced {
-			writef(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
+			terminal.Fprintf(r.app.Err, "spool: %d other queries run on this stack; waiting for them (Ctrl-C stops the stack; the next stack continues them)\n", busy)
 		}
 		select {
 		case <-ctx.Done():

@@ -221,7 +221,7 @@ func (r *queryRun) newUploadProgress(total int64) *uploadProgress {
 	case r.watcher.renderer != nil && r.app.OutTTY:
 		p.show = r.watcher.renderer.SetProgramState
 	case r.app.ErrTTY:
-		p.show = func(text string) { writef(r.app.Err, "\r\x1b[K%s", text) }
+		p.show = func(text string) { terminal.Fprintf(r.app.Err, "\r\x1b[K%s", text) }
 	}
 	return p
 }

@@ -105,7 +105,7 @@ func (r *queryRun) run() (err error) {
 	}
 	if err := errors.Join(err, closeRenderer()); err != nil {
 		if errors.Is(err, errInterrupted) {
-			writef(r.app.Err, "spool: detached while the query was still running; follow it with `spool attach %s`\n", accepted.SessionId)
+			terminal.Fprintf(r.app.Err, "spool: detached while the query was still running; follow it with `spool attach %s`\n", accepted.SessionId)
 		}
 		return err
 	}
@@ -116,7 +116,7 @@ func (r *queryRun) run() (err error) {
 // session.
 func (r *queryRun) resultError(end events.Payload, accepted *spoolv1.StartExecutionResponse) error {
 	if !r.cmd.JSON && r.cmd.Session == "" {
-		writef(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
+		terminal.Fprintf(r.app.Err, "session %s; continue with `spool run --session %s \"…\"`\n", accepted.SessionId, accepted.SessionId)
 	}
 	return executionEndError(r.app, r.cmd.JSON, end)
 }
@@ -315,6 +315,6 @@ func (r *queryRun) printIDs(accepted *spoolv1.StartExecutionResponse) error {
 			return err
 		}
 	}
-	_, err := writef(r.app.Out, "session %s\nexecution %s\nfollow it with: spool attach %s\n", accepted.SessionId, accepted.ExecutionId, accepted.SessionId)
+	_, err := terminal.Fprintf(r.app.Out, "session %s\nexecution %s\nfollow it with: spool attach %s\n", accepted.SessionId, accepted.ExecutionId, accepted.SessionId)
 	return err
 }

@@ -10,6 +10,7 @@ import (
 	"filippo.io/age"
 	"github.com/nats-io/nats.go/jetstream"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/secret"
 )
 
@@ -38,7 +39,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(map[string]string{"key": identity, "recipient": recipient})
 		}
-		_, err = writef(a.Out, "# public key: %s\n%s\n", recipient, identity)
+		_, err = terminal.Fprintf(a.Out, "# public key: %s\n%s\n", recipient, identity)
 		return err
 	}
 	keys, err := secret.ReadKeyFile(c.Key)
@@ -57,7 +58,7 @@ func (c *secretsKeygenCommand) Run(a *app) error {
 	if c.JSON {
 		return a.printJSON(map[string]string{"recipient": recipient})
 	}
-	_, err = writeln(a.Out, recipient)
+	_, err = terminal.Fprintln(a.Out, recipient)
 	return err
 }
 
@@ -112,7 +113,7 @@ func (c *secretsRotateCommand) Run(a *app) (err error) {
 	if c.JSON {
 		return a.printJSON(map[string]int{"secrets": n})
 	}
-	_, err = writef(a.Out, "encrypted %d secrets again\n", n)
+	_, err = terminal.Fprintf(a.Out, "encrypted %d secrets again\n", n)
 	return err
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/settings"
 	"github.com/spoolhq/spool/services/gateway"
@@ -68,7 +69,7 @@ func (s serverFlags) changeAndPrint(a *app, done string, do func(context.Context
 		case s.JSON:
 			return a.printJSON(response)
 		}
-		writeln(a.Err, done)
+		terminal.Fprintln(a.Err, done)
 		return nil
 	})
 }

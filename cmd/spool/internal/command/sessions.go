@@ -135,11 +135,11 @@ func (c *sessionsShowCommand) printSession(ctx context.Context, a *app, cl *clie
 	if err != nil {
 		return err
 	}
-	writeln(a.Out)
+	terminal.Fprintln(a.Out)
 	if err := printExecutions(a, false, 0, sessionExecutions(ctx, cl, c.Session)); err != nil || s.Forks == 0 {
 		return err
 	}
-	writeln(a.Out)
+	terminal.Fprintln(a.Out)
 	return printForks(a, s, client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, &spoolv1.ListSessionsRequest{Parent: s.SessionId}))
 }
 
@@ -149,7 +149,7 @@ const maxShownForks = 20
 // printForks prints a table of the newest forks of a session.
 func printForks(a *app, s *spoolv1.Session, forks iter.Seq2[client.APIObject[*spoolv1.Session], error]) error {
 	if s.Forks > maxShownForks {
-		defer writef(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxShownForks, s.Forks, s.SessionId)
+		defer terminal.Fprintf(a.Err, "only the newest %d of %d forks are shown; `spool sessions ls --parent %s --limit 0` shows all\n", maxShownForks, s.Forks, s.SessionId)
 	}
 	table := newTable(a)
 	writeTableRow(table, []any{"FORK", "AT EVENT", "STATUS", "CREATED", "TITLE"})

@@ -75,7 +75,7 @@ func (c *skillsShowCommand) Run(a *app) error {
 			return a.printJSON(doc)
 		}
 		s := doc.Value
-		writef(a.Err, "%s, %d files, %s, tags %s\n", client.Reference(s.Ref).String(), s.Files, formatSize(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "))
+		terminal.Fprintf(a.Err, "%s, %d files, %s, tags %s\n", client.Reference(s.Ref).String(), s.Files, formatSize(int64(s.UnpackedBytes)), strings.Join(s.Tags, " "))
 		text := s.GetDocument()
 		if a.OutTTY {
 			text = terminal.SafeText(text)
@@ -109,7 +109,7 @@ func (c *skillsTagCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(doc)
 		}
-		_, err = writef(a.Out, "%s names %s\n", c.Tag, client.Reference(doc.Value.Ref).String())
+		_, err = terminal.Fprintf(a.Out, "%s names %s\n", c.Tag, client.Reference(doc.Value.Ref).String())
 		return err
 	})
 }
@@ -166,7 +166,7 @@ func (c *skillsPullCommand) Run(a *app) error {
 		if c.JSON {
 			return a.printJSON(map[string]any{"dir": to, "ref": ref})
 		}
-		_, err = writef(a.Out, "%s: %s, %d files\n", to, ref, doc.Value.Files)
+		_, err = terminal.Fprintf(a.Out, "%s: %s, %d files\n", to, ref, doc.Value.Files)
 		return err
 	})
 }

@@ -58,21 +58,21 @@ func printState(a *app, s *spoolv1.SessionState) error {
 		return err
 	}
 	for _, f := range s.Files.GetChanges() {
-		if _, err := writef(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, f.Type, f.Path, formatSize(int64(f.Size))); err != nil {
+		if _, err := terminal.Fprintf(a.Out, "  %6d  %-13s  %s  %s\n", f.Seq, f.Type, f.Path, formatSize(int64(f.Size))); err != nil {
 			return err
 		}
 	}
 	if n := int(s.Files.GetChangeCount()) - len(s.Files.GetChanges()); n > 0 {
-		writef(a.Out, "  and %d more\n", n)
+		terminal.Fprintf(a.Out, "  and %d more\n", n)
 	}
-	writef(a.Out, "\n%d blocks\n", s.BlockCount)
+	terminal.Fprintf(a.Out, "\n%d blocks\n", s.BlockCount)
 	for _, b := range s.Blocks {
 		if err := printBlockSummary(a, "", b); err != nil {
 			return err
 		}
 		for _, text := range s.IncompleteText {
 			if text.BlockId == b.Id {
-				writef(a.Out, "          only the first %d bytes of its text at that time are still stored\n", text.ShownBytes)
+				terminal.Fprintf(a.Out, "          only the first %d bytes of its text at that time are still stored\n", text.ShownBytes)
 			}
 		}
 	}
@@ -85,7 +85,7 @@ func printBlockSummary(a *app, mark string, block *spoolv1.Block) error {
 	if err != nil {
 		return err
 	}
-	_, err = writef(a.Out, "%s%-8s  %s\n", mark, string(b.Status), shortenSummary(summarizeBlock(b)))
+	_, err = terminal.Fprintf(a.Out, "%s%-8s  %s\n", mark, string(b.Status), shortenSummary(summarizeBlock(b)))
 	return err
 }
 

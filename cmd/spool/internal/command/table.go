@@ -23,7 +23,7 @@ func printList[T any](a *app, asJSON bool, limit int, items iter.Seq2[client.API
 		}
 		if limit > 0 && n == limit {
 			if !asJSON {
-				defer writef(a.Err, "only the first %d are shown; --limit 0 shows all\n", limit)
+				defer terminal.Fprintf(a.Err, "only the first %d are shown; --limit 0 shows all\n", limit)
 			}
 			break
 		}

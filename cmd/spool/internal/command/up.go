@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/daemon"
 	"github.com/spoolhq/spool/services/gateway"
 )
@@ -48,7 +49,7 @@ func (c *upCommand) Run(a *app) (err error) {
 		c.Auth = gateway.AuthOff
 	}
 	if c.Auth == gateway.AuthOff {
-		writeln(a.Err, "warning: authentication is off: every program on this machine may use Spool, and a local agent can approve its own calls")
+		terminal.Fprintln(a.Err, "warning: authentication is off: every program on this machine may use Spool, and a local agent can approve its own calls")
 	}
 	ctx, cancel := a.interruptibleContext()
 	defer cancel()
@@ -68,7 +69,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	if err != nil {
 		return err
 	}
-	if _, err := writef(a.Out, "ready %s\n", stack.URL()); err != nil {
+	if _, err := terminal.Fprintf(a.Out, "ready %s\n", stack.URL()); err != nil {
 		return errors.Join(err, stack.Close())
 	}
 	if c.Open {

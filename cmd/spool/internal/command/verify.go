@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/heads"
 	"github.com/spoolhq/spool/pkg/events"
@@ -150,7 +151,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 		return a.printJSON(v)
 	}
 	for _, o := range r.Open {
-		if _, err := writef(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
+		if _, err := terminal.Fprintf(a.Out, "open: %s of %s, accepted at %s, has no end yet\n", o.ExecutionID, o.Session, o.Position); err != nil {
 			return err
 		}
 	}
@@ -159,7 +160,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 		if p.Accepted {
 			what = "accepted fault"
 		}
-		if _, err := writef(a.Out, "%s: %v\n", what, &p); err != nil {
+		if _, err := terminal.Fprintf(a.Out, "%s: %v\n", what, &p); err != nil {
 			return err
 		}
 	}
@@ -179,7 +180,7 @@ func (c *verifyCommand) printReport(a *app, r eventlog.VerifyReport, chains []*h
 	case len(r.Problems) > 0:
 		sound = "sound except for accepted problems"
 	}
-	_, err := writef(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
+	_, err := terminal.Fprintf(a.Out, "%s: %d sessions, %d commits, %d events, %d queries without an end\n", sound, r.Sessions, r.Commits, r.Events, len(r.Open))
 	return err
 }
 

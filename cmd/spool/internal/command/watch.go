@@ -90,7 +90,7 @@ func (w *sessionWatcher) showConnectionState(state, line string) {
 		w.renderer.SetProgramState(state)
 	}
 	if (w.renderer == nil || !w.app.OutTTY) && line != "" && !w.lost {
-		writeln(w.app.Err, "spool: "+line)
+		terminal.Fprintln(w.app.Err, "spool: "+line)
 	}
 }
 
@@ -170,7 +170,7 @@ func (w *sessionWatcher) handleSnapshot(s *client.FollowSnapshot) (events.Payloa
 	if w.renderer != nil && w.app.OutTTY {
 		w.renderer.ShowNote(notice)
 	} else {
-		writeln(w.app.Err, "spool: "+notice)
+		terminal.Fprintln(w.app.Err, "spool: "+notice)
 	}
 	if w.renderer != nil {
 		var list []events.Block
