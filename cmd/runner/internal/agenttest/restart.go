@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -42,12 +41,16 @@ const streamedText = "alpha beta gamma delta"
 // checkProxyRestart tests that turns of the agent s complete although the egress proxy is killed and restarted.
 func checkProxyRestart(t *testing.T, s AgentUnderTest, c ProxyRestartCheck) {
 	t.Helper()
+	if _, err := exec.LookPath(s.Program); s.Program != "" && err != nil {
+		t.Skipf("%s is not on the PATH: %s, or make install", s.Program, s.Install)
+	}
+	program := buildEgressProxy(t)
 	for name, kill := range map[string]func(*testing.T, *restartedProxy, *Harness) (query, want string, so Turn){
 		"between two requests": c.killBetweenRequests, "before an answer": killBeforeAnswer, "within an answer": killWithinAnswer,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := &restartedProxy{t: t}
+			p := &restartedProxy{t: t, program: program}
 			proxied := s
 			proxied.Env = func(modelURL string) map[string]string { return c.Env(p.open(modelURL)) }
 			b := NewHarnessWithScript(t, proxied, ScriptOfRules(t,
@@ -103,6 +106,7 @@ func killWithinAnswer(t *testing.T, p *restartedProxy, b *Harness) (query, want 
 // the scripted model that stalls answers.
 type restartedProxy struct {
 	t         *testing.T
+	program   string
 	dir       string
 	env       []string
 	cmd       *exec.Cmd
@@ -113,18 +117,15 @@ type restartedProxy struct {
 	stallOnce sync.Once
 }
 
-// buildEgressProxy builds the egress proxy, once for all tests of the process.
-var buildEgressProxy = sync.OnceValues(func() (program string, err error) {
-	dir, err := os.MkdirTemp("", "egress-program-")
-	if err != nil {
-		return "", err
-	}
-	program = filepath.Join(dir, "egress")
+// buildEgressProxy builds the egress proxy, and returns the path of the program, which exists until the test ends.
+func buildEgressProxy(t *testing.T) (program string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "egress")
 	if out, err := exec.Command("go", "build", "-o", program, "github.com/spoolhq/spool/services/executor/cmd/egress").CombinedOutput(); err != nil { //nolint:gosec // of this repository
-		return "", fmt.Errorf("build the egress proxy: %w: %s", err, out)
+		t.Fatalf("build the egress proxy: %v: %s", err, out)
 	}
-	return program, nil
-})
+	return program
+}
 
 // open starts the proxy for the model at a URL, and the forwarder, and returns the URL of the forwarder.
 func (p *restartedProxy) open(modelURL string) string {
@@ -162,11 +163,7 @@ func (p *restartedProxy) open(modelURL string) string {
 // start starts the process, and blocks until it listens.
 func (p *restartedProxy) start() {
 	p.t.Helper()
-	program, err := buildEgressProxy()
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	p.cmd = exec.Command(program)
+	p.cmd = exec.Command(p.program) //nolint:gosec // of this repository
 	p.cmd.Env, p.cmd.Stderr = p.env, p.t.Output()
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)
@@ -183,6 +180,9 @@ func (p *restartedProxy) start() {
 // kill kills the process, and ends the stalling of answers.
 func (p *restartedProxy) kill() {
 	p.stalling.Store(false)
+	if p.cmd.Process == nil {
+		return // it could not be started
+	}
 	_ = p.cmd.Process.Kill() // it may have ended already
 	_ = p.cmd.Wait()         // it was killed
 }
