@@ -1,6 +1,8 @@
 package builtin_test
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -13,10 +15,12 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// Names of tools that become equal in the characters that model APIs accept, and the name that a hash of another would have.
+// Names of tools become equal in the characters that model APIs accept, and one tool has the name that another would get instead.
 func TestServerTools_HaveUniqueNamesAndAreReachedByThem(t *testing.T) {
 	t.Parallel()
-	own := []string{"notes.read", "notes_read", "notes-read", "list/all", "list.all", strings.Repeat("long", 20), strings.Repeat("long", 20) + ".", "notes_read_8f3d5a2c"}
+	sum := sha256.Sum256([]byte("desk\x00notes.read"))
+	hashed := "notes_read_" + hex.EncodeToString(sum[:4])
+	own := []string{"notes.read", "notes_read", "notes-read", "list/all", "list.all", strings.Repeat("long", 20), strings.Repeat("long", 20) + ".", hashed}
 	web := mcptest.StartHTTPServerWithTools(t, own...)
 	server := modelstreamtest.StartServer(t)
 	s := startSpool(t, &endpoint{Server: server.Server}, newPlace(t), "", nil)
@@ -34,7 +38,7 @@ func TestServerTools_HaveUniqueNamesAndAreReachedByThem(t *testing.T) {
 			names = append(names, name)
 		}
 	}
-	if len(names) != len(own) || !slices.Contains(names, "mcp__desk__notes_read") || !slices.Contains(names, "mcp__desk__notes-read") {
+	if len(names) != len(own) || !slices.Contains(names, "mcp__desk__notes_read") || !slices.Contains(names, "mcp__desk__notes-read") || !slices.Contains(names, "mcp__desk__"+hashed) {
 		t.Fatalf("the tools are %q", names)
 	}
 	reached := map[string]bool{}
