@@ -27,6 +27,8 @@ type Rules struct {
 	Hidden []string
 	// Visible are absolute paths of existing folders and files inside of hidden folders that are not hidden.
 	Visible []string
+	// Readable are existing folders inside of hidden folders whose content can be opened, but not changed.
+	Readable []string
 	// Sockets are existing folders inside of hidden folders in which sockets may be created, and entries removed.
 	Sockets []string
 }

@@ -129,6 +129,11 @@ func (r Rules) addAll(rules *ruleset) error {
 			return fmt.Errorf("visible path: %w", err)
 		}
 	}
+	for _, dir := range r.Readable {
+		if err := rules.allow(dir, unix.LANDLOCK_ACCESS_FS_READ_FILE); err != nil {
+			return fmt.Errorf("readable folder: %w", err)
+		}
+	}
 	for _, dir := range r.Sockets {
 		if err := rules.allow(dir, socketRights); err != nil {
 			return fmt.Errorf("folder of sockets: %w", err)

@@ -133,7 +133,7 @@ func TestWorkspaceFiles_AreStoredBeforeTheCommand(t *testing.T) {
 		}
 	}
 	one := g.get("/api/sessions/"+id).want(t, 200)
-	if o := one.field("sessionOptions"); fmt.Sprint(o) != "map[command:[agent] egress:[pypi.org] healthIntervalMs:6000 idleTimeoutMs:0 image:agents:2 model: modelProvider: sandboxMaxAgeMs:7000 sessionLimitMs:0 syncIntervalMs:5000 turnLimitMs:0]" {
+	if o := one.field("sessionOptions"); fmt.Sprint(o) != "map[command:[agent] egress:[pypi.org] healthIntervalMs:6000 idleTimeoutMs:0 image:agents:2 model: modelProvider: onConversationLoss: sandboxMaxAgeMs:7000 sessionLimitMs:0 syncIntervalMs:5000 turnLimitMs:0]" {
 		t.Errorf("options are %v", o)
 	}
 	// A repeat under the same key is one command, and its files are stored already.

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/spoolhq/spool/pkg/api/command"
+	"github.com/spoolhq/spool/pkg/budget"
 	"github.com/spoolhq/spool/pkg/bus"
 	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/eventlog/jslog"
@@ -214,6 +215,7 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 		s.t.Error(err)
 		return
 	}
+	ended := false
 	for ctx.Err() == nil {
 		l, err := s.ses.Load(ctx, ref.Tenant, ref.Session, eventlog.LeaderOnly)
 		if err != nil {
@@ -238,9 +240,14 @@ func (s *stack) execute(ctx context.Context, name string, job []byte) {
 			}}})
 		case run.ExecuteTurn:
 			if l.Run.Execution != l.Life.Active.ExecutionID {
+				// An executor checks the budgets before it claims an execution. The next one has a job of its own.
+				if ended || budget.CheckStart(l, budget.Tenant{}, meta.Now) != nil {
+					return
+				}
 				d, err = run.Decide(l.Run, run.ClaimExecution{CommandMeta: meta, ExecutionID: l.Life.Active.ExecutionID, Turn: l.Life.Active.Turn, Executor: name})
 				break
 			}
+			ended = true
 			d, err = run.Decide(l.Run, run.EndExecution{CommandMeta: meta, Epoch: l.Run.Epoch, ExecutionID: l.Run.Execution, Outcome: events.ExecutionCompleted{}, Before: []events.Event{{
 				ID: id(events.KindEvent), Time: time.Now(), ExecutionID: l.Run.Execution, Source: events.FromServer, Data: events.ExecutionStarted{Attempt: 1},
 			}, {

@@ -165,8 +165,10 @@ func (t *Turn) journalPolicyDecision(conversation string, r PermissionRequest, d
 // describeDecidedCall returns a permission_decided event that describes the call of a request, without the decision.
 func (t *Turn) describeDecidedCall(r PermissionRequest) events.PermissionDecided {
 	e := events.PermissionDecided{ToolName: r.Call.Tool, ToolUseID: r.ToolUseID, Command: t.decidedText(r.Call.Command)}
-	for _, p := range r.Call.Paths[:min(len(r.Call.Paths), maxDecidedPaths)] {
-		e.Paths = append(e.Paths, t.decidedText(p.Path))
+	for _, p := range r.Call.Paths {
+		if path := t.decidedText(p.Path); len(e.Paths) < maxDecidedPaths && !slices.Contains(e.Paths, path) {
+			e.Paths = append(e.Paths, path)
+		}
 	}
 	for _, host := range r.Call.Hosts[:min(len(r.Call.Hosts), maxDecidedPaths)] {
 		e.Hosts = append(e.Hosts, t.decidedText(host))

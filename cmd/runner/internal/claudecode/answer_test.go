@@ -44,11 +44,9 @@ func TestResult_IsTheWholeTextOfTheLastMessage(t *testing.T) {
 func TestSubagentAnswer_OfSeveralTextsIsJournaledOnce(t *testing.T) {
 	t.Parallel()
 	st := newStage(t)
-	sub := `{"type":"assistant","uuid":"u","parent_tool_use_id":"toolu_1","message":{"id":"msg_2","model":"m","content":[{"type":"text","text":%q}]}}`
-	st.begin().prints(initLine,
-		`{"type":"assistant","uuid":"u","message":{"id":"msg_1","model":"m","content":[{"type":"tool_use","id":"toolu_1","name":"Agent","input":{"subagent_type":"x","prompt":"go"}}]}}`,
-		fmt.Sprintf(sub, "One."), fmt.Sprintf(sub, "Two."),
-		`{"type":"user","uuid":"u","message":{"content":[{"type":"tool_result","tool_use_id":"toolu_1","content":[{"type":"text","text":"One."},{"type":"text","text":"Two."}]}]},"tool_use_result":{"content":[{"type":"text","text":"One."},{"type":"text","text":"Two."}]}}`,
+	st.begin().prints(initLine, startOf("t1"), mirrored("a1", metadataLine("t1", 1)),
+		mirrored("a1", partLine("msg_2", textPart("One.")), partLine("msg_2", textPart("Two."))),
+		`{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t1","content":[{"type":"text","text":"One."},{"type":"text","text":"Two."}]}]}}`,
 		done)
 	var texts []string
 	for _, b := range of[events.BlockStart](st, "block_start") {

@@ -1,6 +1,8 @@
 package local
 
 import (
+	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 
@@ -15,10 +17,14 @@ func (b *box) startRestricted(cmd *exec.Cmd) error {
 	if len(b.p.cfg.Hidden) == 0 {
 		return cmd.Start()
 	}
+	if err := os.MkdirAll(b.p.skillsDir(), 0o700); err != nil {
+		return fmt.Errorf("folder of skills: %w", err)
+	}
 	rules := landlock.Rules{
-		Hidden:  b.p.cfg.Hidden,
-		Visible: []string{filepath.Join(b.dir, "home"), filepath.Join(b.dir, "tmp"), filepath.Join(b.p.stateDir(b.rec.Labels.Session), "agent"), b.workspaceDir()},
-		Sockets: []string{filepath.Dir(b.rec.Socket)},
+		Hidden:   b.p.cfg.Hidden,
+		Readable: []string{b.p.skillsDir()},
+		Visible:  []string{filepath.Join(b.dir, "home"), filepath.Join(b.dir, "tmp"), filepath.Join(b.p.stateDir(b.rec.Labels.Session), "agent"), b.workspaceDir()},
+		Sockets:  []string{filepath.Dir(b.rec.Socket)},
 	}
 	if b.rec.Layer != "" {
 		rules.Visible = append(rules.Visible, b.rec.Layer)

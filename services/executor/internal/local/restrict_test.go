@@ -30,6 +30,13 @@ func TestExec_OpensNoFileOfSpoolOrOfOtherSandboxes(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := newProvider(t, cfg)
+			shared := filepath.Join(p.skillsDir(), "digest")
+			if err := os.MkdirAll(shared, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(shared, "SKILL.md"), []byte("a skill"), 0o600); err != nil {
+				t.Fatal(err)
+			}
 			b, other := create(t, p, newSpec(t)), create(t, p, newSpec(t))
 			if err := os.WriteFile(filepath.Join(other.workspaceDir(), "file"), []byte("of another session"), 0o600); err != nil {
 				t.Fatal(err)
@@ -40,12 +47,16 @@ func TestExec_OpensNoFileOfSpoolOrOfOtherSandboxes(t *testing.T) {
 				filepath.Join(other.dir, sandboxRecordFile):                  false,
 				filepath.Join(other.workspaceDir(), "file"):                  false,
 				filepath.Join(p.stateDir(b.rec.Labels.Session), stateRecord): false,
-				"own": true, "/etc/passwd": true, "/proc/self/environ": true,
+				filepath.Join(shared, "SKILL.md"):                            true,
+				"own":                                                        true, "/etc/passwd": true, "/proc/self/environ": true,
 			} {
 				out, ok := runInSandbox(t, b, "echo own > own && cp own $HOME/own && mv $HOME/own $TMPDIR/own && cat "+path)
 				if want := always || !hide; ok != want {
 					t.Errorf("%s: opened is %t, want %t: %s", path, ok, want, out)
 				}
+			}
+			if out, ok := runInSandbox(t, b, "echo changed > "+filepath.Join(shared, "SKILL.md")); ok == hide {
+				t.Errorf("a skill of all sandboxes was changed: %t, want %t: %s", ok, !hide, out)
 			}
 		})
 	}

@@ -11,10 +11,13 @@ import (
 	"github.com/spoolhq/spool/pkg/skill"
 )
 
+// skillsDir returns the folder of the skills of all sandboxes. Agents can read it, and with Landlock they cannot change it.
+func (p *Provider) skillsDir() string { return filepath.Join(p.cfg.Dir, "skills") }
+
 // StoreSkill unpacks a skill into skills/<digest> of the provider's folder, which every sandbox can read, and returns
 // that folder.
 func (p *Provider) StoreSkill(ctx context.Context, digest string, zip func(context.Context) (*os.File, error)) (string, error) {
-	root := filepath.Join(p.cfg.Dir, "skills")
+	root := p.skillsDir()
 	dir := filepath.Join(root, digest)
 	if _, err := os.Stat(dir); err == nil {
 		return dir, nil // the folder has this name only when it is complete
