@@ -30,14 +30,14 @@ while read -r request; do
 done
 `
 
-// createShouter creates a session with that agent.
+// createShouter creates a session with that agent, which may begin anew: it cannot continue a conversation with another process.
 func createShouter(t *testing.T, c *harness.Cluster) (session string) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "shouting")
 	if err := os.WriteFile(path, []byte(shouting), 0o700); err != nil { //nolint:gosec // an executable script
 		t.Fatal(err)
 	}
-	return c.CreateSession("acp", map[string]any{"sessionOptions": map[string]any{"command": []string{path}}})
+	return c.CreateSession("acp", map[string]any{"sessionOptions": map[string]any{"command": []string{path}, "onConversationLoss": "continue"}})
 }
 
 // said returns the events of an execution that came from the sandbox, and the number of error events with a code.
