@@ -257,9 +257,12 @@ type Reply struct {
 	Status *Status       `json:"status,omitempty"` // reply to OpStatus; for OpStart, OpWarm and OpKill the status after the command
 }
 
+// CodeStopping is the code of the error with which a runner refuses a query because it is shutting down.
+const CodeStopping = "STOPPING"
+
 // CommandError is the reason why the runner refused a Command.
 type CommandError struct {
-	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), INTERNAL
+	Code    string `json:"code"` // FENCED, BUSY, INVALID_COMMAND, FORBIDDEN (without a proof of the sandbox's secret), UNKNOWN_ARCHITECTURE, AGENT_NOT_FOUND, DISK_LIMIT (until files are removed), CodeStopping, INTERNAL
 	Message string `json:"message"`
 }
 

@@ -186,6 +186,7 @@ type fakeRunner struct {
 	ops      []runner.Op
 	deaf     bool // ignores interrupt, kill and decisions
 	mute     bool // sends no replies
+	stopping bool // refuses queries, because it ends
 	stopped  bool // sends no hello to a new stream, like a stopped process
 	attaches int
 	all      sync.WaitGroup
@@ -442,6 +443,10 @@ func (r *fakeRunner) start(q runner.Query) *runner.CommandError {
 	key := fmt.Sprintf("%s/%d", q.ExecutionID, q.Attempt)
 	if r.seen[key] {
 		return nil
+	}
+	if r.stopping {
+		go r.die()
+		return &runner.CommandError{Code: runner.CodeStopping, Message: "the runner is shutting down"}
 	}
 	if r.turn != nil {
 		return &runner.CommandError{Code: "BUSY", Message: "another runs"}

@@ -287,6 +287,26 @@ func (b *bench) texts() []events.Delta {
 	return slices.Clone(b.deltas)
 }
 
+// Another executor may be ending the sandbox when a query is sent, for example after a request to terminate it. The
+// execution then runs in another sandbox.
+func TestSandboxLost_WhenItsRunnerRefusesTheQueryBecauseItStops(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, func(t *fakeTurn) {
+		t.Start()
+		t.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted})
+	})
+	b.run()
+	s := b.session()
+	s.untilEnded(s.post("first"))
+	first := b.provider.onlyBox()
+	first.runner.mu.Lock()
+	first.runner.stopping = true
+	first.runner.mu.Unlock()
+	if l := s.untilEnded(s.post("second")); l.Run.Phase != run.Completed || b.provider.made != 2 {
+		t.Errorf("after the refusal %d sandboxes were made: %+v", b.provider.made, l.Run)
+	}
+}
+
 // An execution whose sandbox is lost repeatedly ends.
 func TestSandboxLost_RepeatedlyEndsTheExecution(t *testing.T) {
 	t.Parallel()

@@ -159,7 +159,7 @@ func (s *Supervisor) Start(q runner.Query) *runner.CommandError {
 	case refusal != nil:
 		return refusal
 	case s.closed:
-		return &runner.CommandError{Code: "INTERNAL", Message: "the runner is shutting down"}
+		return &runner.CommandError{Code: runner.CodeStopping, Message: "the runner is shutting down"}
 	case s.active != nil:
 		return &runner.CommandError{Code: "BUSY", Message: fmt.Sprintf("execution %s runs; one at a time", s.active.query.ExecutionID)}
 	}

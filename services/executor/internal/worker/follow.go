@@ -290,8 +290,27 @@ func (f *follower) sendCommand(c runner.Command) {
 	})
 }
 
-// handleReply handles the runner's reply to a command. A refused query fails the execution. If the reason is that the runner runs another
-// execution, the follower kills that one and sends the query again, up to maxBusyKills times. An error ends the follower's loop.
+// handleRefusedQuery handles the refusal of the query, which fails the execution unless another attempt may succeed. If the runner runs
+// another execution, the follower kills that one and sends the query again, up to maxBusyKills times. The error wraps agents.ErrLost after
+// that, and if the runner is shutting down, because another executor is ending the sandbox.
+func (f *follower) handleRefusedQuery(ctx context.Context, refused *runner.CommandError) error {
+	switch refused.Code {
+	case codeRunnerBusy:
+		if f.busyCount++; f.busyCount <= maxBusyKills {
+			f.killFirst, f.queried = true, false
+			return nil
+		}
+	case runner.CodeStopping:
+	default:
+		return f.failRefused(ctx, refused)
+	}
+	if err := f.commits.Flush(ctx); err != nil {
+		return err
+	}
+	return fmt.Errorf("%w: %w", agents.ErrLost, refused)
+}
+
+// handleReply handles the runner's reply to a command. An error ends the follower's loop.
 func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 	if r.link != f.agent.Link {
 		return nil // of an earlier stream
@@ -308,17 +327,7 @@ func (f *follower) handleReply(ctx context.Context, r commandReply) error {
 		f.accepted = true
 		return nil
 	case r.op == runner.OpStart && errors.As(r.err, &refused):
-		if refused.Code == codeRunnerBusy {
-			if f.busyCount++; f.busyCount > maxBusyKills {
-				if err := f.commits.Flush(ctx); err != nil {
-					return err
-				}
-				return fmt.Errorf("%w: %w", agents.ErrLost, refused)
-			}
-			f.killFirst, f.queried = true, false
-			return nil
-		}
-		return f.failRefused(ctx, refused)
+		return f.handleRefusedQuery(ctx, refused)
 	case r.err == nil:
 		return nil
 	}
