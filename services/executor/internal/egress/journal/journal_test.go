@@ -370,38 +370,3 @@ func TestFull(t *testing.T) {
 		t.Errorf("%d denials", counts(t, got))
 	}
 }
-
-// Lines that cannot be written are kept, and written later, with their numbers.
-func TestWriteFailure_KeepsLines(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	told := make(chan error, 100)
-	r := run(t, dir, journal.Config{Failed: func(err error) { told <- err }})
-	call(t, r, "a")
-	r.until(t, 1)
-	if err := <-told; err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(dir, "journal.jsonl")
-	if err := os.Rename(path, path+".away"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	call(t, r, "b")
-	if err := <-told; err == nil {
-		t.Fatal("a failed write is not told")
-	}
-	call(t, r, "c")
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(path+".away", path); err != nil {
-		t.Fatal(err)
-	}
-	r.until(t, 3)
-	if got := r.lines(t, 0); len(got) != 3 || got[2].N != 3 {
-		t.Errorf("%+v", got)
-	}
-}
