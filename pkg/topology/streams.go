@@ -18,7 +18,7 @@ const (
 	DeadMaxAge     = 30 * 24 * time.Hour
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
-	// SignInCodeTTL is how long a code can be exchanged; SignInSessionTTL is how long the session credential is valid.
+	// SignInCodeTTL is the lifetime of a code, and SignInSessionTTL that of a session credential.
 	SignInCodeTTL    = time.Minute
 	SignInSessionTTL = 8 * time.Hour
 

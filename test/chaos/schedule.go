@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// faultKind is what a fault does.
+// faultKind is the effect of a fault.
 type faultKind int
 
 const (

@@ -38,8 +38,8 @@ type Dialect struct {
 	// without an effect. The query does not wait for session/list then.
 	AnswersInitialize bool
 
-	// StartTime is how long the agent may be silent in the handshake, for an agent that does more then than to start: it copies or imports a
-	// session. The limit of the turn applies if it is longer.
+	// StartTime is the time for which the agent may be silent in the handshake. It is set for an agent that copies or imports a session
+	// before it answers. If the turn's own limit is longer, that limit applies.
 	StartTime time.Duration
 
 	// Forks reports whether the process itself forks the session of a launch with a Fork when it starts, and sends a

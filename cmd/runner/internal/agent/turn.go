@@ -53,7 +53,7 @@ type TurnConfig struct {
 	Approved    []string           // classes of requests that a person approved in an earlier attempt
 	BeforeEnd   func()             // called once, before the line that ends the turn is journaled; nil for nothing
 
-	// AnswerTimeout is how long the agent may take to answer a request that it answers without its model; 0 for no limit.
+	// AnswerTimeout is the time limit for a request that the agent answers without its model; 0 for no limit.
 	AnswerTimeout time.Duration
 	// Idle keeps what is written after the end of the turn, or without a Journal; nil for nothing.
 	Idle *IdleOutput

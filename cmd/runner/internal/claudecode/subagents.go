@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
-// subagentInfo is what the CLI has recorded about a sub-agent when it started it.
+// subagentInfo holds the metadata that the CLI records when it starts a sub-agent.
 type subagentInfo struct {
 	call  string // the call that has started it, which is also the id of its conversation
 	depth uint32 // see conversation.depth

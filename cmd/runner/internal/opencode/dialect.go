@@ -14,7 +14,7 @@ import (
 	"github.com/spoolhq/spool/pkg/permission"
 )
 
-// startTime is how long OpenCode may be silent when it starts. It migrates its database and imports or copies a session before it answers.
+// startTime is the time for which OpenCode may be silent when it starts. It migrates its database and imports or copies a session before it answers.
 const startTime = 3 * time.Minute
 
 // newDialect returns the dialect of the Agent Client Protocol that OpenCode speaks.

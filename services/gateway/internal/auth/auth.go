@@ -57,7 +57,7 @@ type KeyStore interface {
 	KeyRefusals(ctx context.Context, ids []string) (map[string]string, error)
 }
 
-// Grant is what the holder of a code or a session credential may do: what the creator of the code could.
+// Grant holds the rights of a code or a session credential, which are those of the key that created the code.
 type Grant struct {
 	Tenant string         `json:"tenant"`
 	KeyID  string         `json:"keyId"` // "" for the local key

@@ -180,7 +180,7 @@ func (f wireFunction) arguments() string {
 	return string(raw)
 }
 
-// finish is what the finish_reason of an answer means.
+// finish is the meaning of the finish_reason of an answer.
 type finish int
 
 const (
