@@ -9,6 +9,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // maxSocketPath is the maximum length of the path of a Unix socket in bytes: 107 on Linux, 103 on macOS.
@@ -50,12 +52,12 @@ func (s *Server) openFolder() error {
 }
 
 func (s *Server) lockFolder() error {
-	lock, err := os.OpenFile(filepath.Join(s.cfg.DataDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	s.lock = flock.New(filepath.Join(s.cfg.DataDir, "lock"))
+	locked, err := s.lock.TryLock()
 	if err != nil {
 		return fmt.Errorf("postgres: cannot write to the data folder %s (%w): %s", s.cfg.DataDir, errorWithoutPath(err), dataFolderRemedy)
 	}
-	s.lock = lock
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if !locked {
 		return fmt.Errorf("postgres: %s: %w: stop it, or choose another data folder", s.cfg.DataDir, ErrInUse)
 	}
 	return nil

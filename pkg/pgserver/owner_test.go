@@ -122,6 +122,42 @@ func TestStart_RefusesTheFolderOfALivingOwner(t *testing.T) {
 	}
 }
 
+// TestStop_UnlocksTheFolderBesideAStartingProcess copies the descriptor of the locked file, as a child process does that
+// was forked and has not executed its program yet.
+func TestStop_UnlocksTheFolderBesideAStartingProcess(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := false
+	for _, link := range links {
+		if path, err := os.Readlink(link); err != nil || path != filepath.Join(dir, "lock") {
+			continue
+		}
+		fd, err := strconv.Atoi(filepath.Base(link))
+		if err != nil {
+			t.Fatal(err)
+		}
+		child, err := syscall.Dup(fd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = syscall.Close(child) })
+		copied = true
+		break
+	}
+	if !copied {
+		t.Fatal("no descriptor of the locked file")
+	}
+	if err := srv.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
+}
+
 // TestStart_StopsAPostmasterThatOutlivedItsOwner starts a postmaster without a death signal. This is the situation on
 // macOS after the owner was killed.
 func TestStart_StopsAPostmasterThatOutlivedItsOwner(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gofrs/flock"
 	"github.com/jackc/pgx/v5"
 )
 
@@ -106,7 +107,7 @@ func (c *Config) validate() error {
 type Server struct {
 	cfg     Config
 	logger  *slog.Logger
-	lock    *os.File
+	lock    *flock.Flock
 	cluster *os.File // the data folder, passed to Postgres as an open file: see pathForPostgres
 	socket  string
 	// password is the password of all roles; "" if none is required.
@@ -206,10 +207,11 @@ func (s *Server) release() error {
 		errs = append(errs, os.RemoveAll(s.socket), removeIfExists(s.socketRecordFile()))
 		s.socket = ""
 	}
-	for _, f := range []*os.File{s.cluster, s.lock} {
-		if f != nil {
-			errs = append(errs, f.Close())
-		}
+	if s.cluster != nil {
+		errs = append(errs, s.cluster.Close())
+	}
+	if s.lock != nil {
+		errs = append(errs, s.lock.Unlock())
 	}
 	s.cluster, s.lock = nil, nil
 	return errors.Join(errs...)

@@ -10,6 +10,7 @@ require (
 	github.com/docker/cli v28.5.2+incompatible
 	github.com/docker/docker v28.5.2+incompatible
 	github.com/docker/go-units v0.5.0
+	github.com/gofrs/flock v0.13.2
 	github.com/modal-labs/modal-client/go v0.11.1
 	github.com/nats-io/nats.go v1.55.0
 	github.com/prometheus/client_golang v1.23.0

@@ -1,12 +1,15 @@
 package stack
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
+	"time"
+
+	"github.com/gofrs/flock"
 )
 
 // Connection describes how other processes on this machine reach a running stack. It is stored in the data folder,
@@ -30,12 +33,13 @@ var ErrNotRunning = errors.New("no Spool runs on this data folder")
 const (
 	lockFile       = "lock"
 	connectionFile = "spool.json"
+	lockTimeout    = 200 * time.Millisecond
 )
 
 // folderLock is the exclusive lock of a process on a data folder. The kernel releases the lock when the process ends.
 type folderLock struct {
 	dir  string
-	file *os.File
+	file *flock.Flock
 }
 
 // acquireLock creates the data folder dir and locks it. It returns ErrRunning if another stack has locked it.
@@ -47,18 +51,21 @@ func acquireLock(dir string) (*folderLock, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("data: cannot create %s (%w): %s", dir, err, remedy)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	f := flock.New(filepath.Join(dir, lockFile))
+	// isLocked holds the lock for a moment.
+	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
+	defer cancel()
+	_, err := f.TryLockContext(ctx, lockTimeout/10)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, fmt.Errorf("data: %w (%s): use `spool run`, which joins it, or choose another folder with --data", ErrRunning, dir)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("data: cannot write to %s (%w): %s", dir, err, remedy)
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		busy := fmt.Errorf("data: %w (%s): use `spool run`, which joins it, or choose another folder with --data", ErrRunning, dir)
-		return nil, errors.Join(busy, f.Close())
 	}
 	l := &folderLock{dir, f}
 	// A connection file that a killed stack left behind is no longer valid.
 	if err := l.removeConnectionFile(); err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(err, f.Unlock())
 	}
 	return l, nil
 }
@@ -72,7 +79,7 @@ func (l *folderLock) removeConnectionFile() error {
 }
 
 // release removes the connection file and unlocks the data folder.
-func (l *folderLock) release() error { return errors.Join(l.removeConnectionFile(), l.file.Close()) }
+func (l *folderLock) release() error { return errors.Join(l.removeConnectionFile(), l.file.Unlock()) }
 
 // writeConnection writes the connection file of the data folder dir, which it replaces atomically.
 func writeConnection(dir string, c Connection) error {
@@ -109,15 +116,15 @@ func FindRunning(dir string) (Connection, error) {
 
 // isLocked reports whether a process has locked the data folder.
 func isLocked(dir string) (bool, error) {
-	f, err := os.Open(filepath.Join(dir, lockFile))
+	f := flock.New(filepath.Join(dir, lockFile), flock.SetFlag(os.O_RDONLY))
+	free, err := f.TryRLock()
 	if errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("data: %w", err)
 	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB)
-	return err != nil, f.Close()
+	return !free, f.Unlock()
 }
 
 // DefaultDataDir returns the user's data folder: $XDG_DATA_HOME/spool, or else ~/.local/share/spool.

@@ -12,7 +12,7 @@ import (
 	"github.com/docker/docker/api/types/filters"
 	dockerimage "github.com/docker/docker/api/types/image"
 	"github.com/docker/docker/api/types/network"
-	"golang.org/x/sys/unix"
+	"github.com/gofrs/flock"
 )
 
 // lockFileName is the name of the file in a data folder that a server keeps locked while it runs.
@@ -22,17 +22,14 @@ const lockFileName = "lock"
 // folder.
 const ownerFileName = "owner"
 
-// lockDataFolder locks a data folder until the returned file is closed. It returns an error if another server holds the
-// lock.
-func lockDataFolder(data string) (*os.File, error) {
-	file, err := os.OpenFile(filepath.Join(data, lockFileName), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
+// lockDataFolder locks a data folder. It returns an error if another server holds the lock.
+func lockDataFolder(data string) (*flock.Flock, error) {
+	lock := flock.New(filepath.Join(data, lockFileName))
+	locked, err := lock.TryLock()
+	if err == nil && !locked {
+		err = fmt.Errorf("another server uses the data folder %s", data)
 	}
-	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("another server uses the data folder %s: %w", data, err), file.Close())
-	}
-	return file, nil
+	return lock, err
 }
 
 // hasRunningServer reports whether a mockmodal server runs on a data folder. It also returns true if the folder exists
@@ -41,12 +38,9 @@ func hasRunningServer(data string) bool {
 	if _, err := os.Stat(data); errors.Is(err, fs.ErrNotExist) {
 		return false
 	}
-	file, err := os.Open(filepath.Join(data, lockFileName))
-	if err != nil {
-		return true
-	}
-	defer file.Close() //nolint:errcheck // read only
-	return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+	lock := flock.New(filepath.Join(data, lockFileName), flock.SetFlag(os.O_RDONLY))
+	locked, err := lock.TryRLock()
+	return !locked || err != nil || lock.Unlock() != nil
 }
 
 // createSocketFolder creates the folder for the Unix sockets of guests. The folder is outside of the data folder,

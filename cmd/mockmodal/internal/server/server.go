@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gofrs/flock"
 	pb "github.com/modal-labs/modal-client/go/proto/modal_proto"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
@@ -56,7 +57,7 @@ type Server struct {
 	life   context.Context // ends before the server removes its containers and images
 	stop   context.CancelFunc
 
-	lock *os.File // the lock of the data folder
+	lock *flock.Flock // the lock of the data folder
 
 	launches sync.WaitGroup
 
@@ -150,7 +151,7 @@ func newServer(ctx context.Context, cfg Config, logger *slog.Logger) (*Server, e
 		return nil, errors.Join(err, s.port.Close())
 	}
 	if s.engine, err = newEngine(ctx, cfg, logger); err != nil {
-		return nil, errors.Join(err, s.port.Close(), s.lock.Close())
+		return nil, errors.Join(err, s.port.Close(), s.lock.Unlock())
 	}
 	return s, nil
 }
@@ -191,5 +192,5 @@ func contextUntilParentEnds(ctx context.Context) context.Context {
 func (s *Server) close() error {
 	s.stop()
 	s.launches.Wait()
-	return errors.Join(s.port.Close(), s.engine.close(context.Background()), s.lock.Close())
+	return errors.Join(s.port.Close(), s.engine.close(context.Background()), s.lock.Unlock())
 }

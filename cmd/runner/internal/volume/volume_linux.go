@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gofrs/flock"
 	"golang.org/x/sys/unix"
 )
 
@@ -89,18 +90,13 @@ func withVolumeLock(f func() error) error {
 	if err := os.MkdirAll(NodesFolder, 0o700); err != nil {
 		return err
 	}
-	lock, err := os.OpenFile(filepath.Join(NodesFolder, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return err
+	lock := flock.New(filepath.Join(NodesFolder, ".lock"))
+	for err := lock.Lock(); err != nil; err = lock.Lock() {
+		if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("lock %s: %w", lock.Path(), err)
+		}
 	}
-	defer lock.Close() //nolint:errcheck // Close ends the lock
-	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
-	}
-	if err != nil {
-		return fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
-	return f()
+	return errors.Join(f(), lock.Unlock())
 }
 
 // imagePath returns the path of the file with the volume's file system.

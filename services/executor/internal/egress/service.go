@@ -14,9 +14,9 @@ import (
 	"os"
 	"path/filepath"
 	"sync/atomic"
-	"syscall"
 	"time"
 
+	"github.com/gofrs/flock"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/spoolhq/spool/pkg/certificate"
@@ -45,7 +45,7 @@ type Service struct {
 	cfg       Config
 	log       *slog.Logger
 	kill      <-chan struct{}
-	lock      *os.File
+	lock      *flock.Flock
 	journals  *journal.Store
 	registry  *registry.Registry
 	metrics   *telemetry.Metrics
@@ -99,11 +99,11 @@ func New(cfg Config, deps Deps) (*Service, error) {
 		Dir: filepath.Join(cfg.Data, "sandboxes"), Journals: s.journals, Connections: cfg.Connections, KeepFor: cfg.KeepFor, Logger: s.log,
 	})
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
+		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Unlock())
 	}
 	ca, created, err := authority.Open(cfg.Data, nil)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Close())
+		return nil, errors.Join(fmt.Errorf("data: %w", err), s.lock.Unlock())
 	}
 	if created {
 		s.log.Info("created a certificate authority: sandboxes with methods in their allowlist trust it from their next turn on")
@@ -121,19 +121,20 @@ func New(cfg Config, deps Deps) (*Service, error) {
 	return s, nil
 }
 
-// lockDataFolder creates the data folder if it does not exist, and locks it until the returned file is closed.
-func lockDataFolder(dir string) (*os.File, error) {
+// lockDataFolder creates the data folder if it does not exist, and locks it.
+func lockDataFolder(dir string) (*flock.Flock, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	lock := flock.New(filepath.Join(dir, "lock"))
+	locked, err := lock.TryLock()
 	if err != nil {
 		return nil, err
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(fmt.Errorf("%s is in use by another egress proxy: %w", dir, err), f.Close())
+	if !locked {
+		return nil, fmt.Errorf("%s is in use by another egress proxy", dir)
 	}
-	return f, nil
+	return lock, nil
 }
 
 // setJournalWriteError records the error of the last write of journals, nil if it succeeded, for the health check.
@@ -199,7 +200,7 @@ func (s *Service) listenForSandboxes() ([]proxy.Listener, error) {
 // Run serves sandboxes and the admin API until ctx ends. Then it waits for open requests up to Config.Drain, writes all journals, and
 // returns nil.
 func (s *Service) Run(ctx context.Context) error {
-	defer s.lock.Close() //nolint:errcheck // nothing was written to it
+	defer s.lock.Unlock() //nolint:errcheck // nothing was written to it
 	sandboxes, err := s.listenForSandboxes()
 	if err != nil {
 		return err

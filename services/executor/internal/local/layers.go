@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gofrs/flock"
+
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/services/executor/internal/layer"
@@ -150,26 +152,15 @@ func (p *Provider) removeIncompleteLayers(digest string) error {
 // lockLayer blocks until this process holds the lock of the layer of a digest. The kernel releases the lock when the
 // process ends.
 func (p *Provider) lockLayer(ctx context.Context, digest string) (unlock func() error, err error) {
-	f, err := os.OpenFile(p.layerLockPath(digest), os.O_CREATE|os.O_RDWR, 0o600)
+	lock := flock.New(p.layerLockPath(digest))
+	locked, err := lock.TryLock() // also if ctx has ended
+	if err == nil && !locked {
+		_, err = lock.TryLockContext(ctx, lockRetryInterval)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("lock layer %s: %w", digest, err)
 	}
-	tick := time.NewTicker(lockRetryInterval)
-	defer tick.Stop()
-	for {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil {
-			return f.Close, nil
-		}
-		if !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock layer %s: %w", digest, err), f.Close())
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), f.Close())
-		}
-	}
+	return lock.Unlock, nil
 }
 
 // installEnv returns the environment variables of installers: the configuration of npm and pip from this process's
