@@ -66,13 +66,12 @@ type ToolCall struct {
 	Output json.RawMessage // rawOutput
 	Paths  []string        // locations and diffs
 	Asks   string          // in a permission request: the title that the request gave
-
-	Repeated bool // by a sub-agent that has ended: the agent repeats the call with its last title only
 }
 
 // Notice is the decoded form of a notification that an agent sends and that is not part of the Agent Client Protocol.
 type Notice struct {
 	Session string           // session that the notice is about
+	Update  json.RawMessage  // as in session/update: what a sub-agent does, or a call that runs a sub-agent; nil in other notices
 	Warning string           // text of a log event
 	Usage   events.Usage     // used since the last notice, also by a sub-agent
 	CostUSD float64          // cost since the last notice, also of a sub-agent
@@ -82,16 +81,19 @@ type Notice struct {
 	Forked  *ForkResult      // the copy of the session to fork; nil in other notices
 	Text    *EarlyTextPiece  // text of the turn; nil in other notices
 	Request *SubagentRequest // permission request of a sub-agent; nil in other notices
+
+	// Parent and ParentCall are, with Update and Request, the session and the call that run the sub-agent. In an update of the main
+	// agent they are its session and the call that the update is about.
+	Parent, ParentCall string
 }
 
 // SubagentRequest is a permission request of a sub-agent, for which the protocol has no message. The session answers it
 // with the notification _spool/answer.
 type SubagentRequest struct {
-	ID           string // unique in the process
-	Conversation string
-	Call         ToolCall        // with the arguments as the request has them
-	Input        json.RawMessage // the arguments of the call itself
-	Over         bool            // the agent does not wait for the answer any more; only ID is set
+	ID    string          // unique in the process
+	Call  ToolCall        // with the arguments as the request has them
+	Input json.RawMessage // the arguments of the call itself
+	Over  bool            // the agent does not wait for the answer any more; only ID is set
 }
 
 // EarlyTextPiece is a piece of the turn's text that the agent reports in a Notice before it sends the update with the same
@@ -126,8 +128,7 @@ type ToolInfo struct {
 
 // SubagentCall holds the arguments and the result of a tool call that runs a sub-agent.
 type SubagentCall struct {
-	Name    string
-	Prompt  string
-	Session string // id of its session, once it is known
-	Said    string // its last message, once it is known
+	Name   string
+	Prompt string
+	Said   string // its last message, once it is known
 }

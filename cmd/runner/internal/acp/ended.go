@@ -72,7 +72,7 @@ func (s *session) awaitQuiet(t *agent.Turn) {
 		if s.whole {
 			s.completeMessage(s.main, t)
 		}
-		s.endAfterSubagents(s.outcome, t)
+		s.finishTurn(s.outcome, t)
 	})
 }
 
@@ -88,16 +88,6 @@ func (s *session) isStopOfEarlierTurn(r sdk.StopReason) bool {
 	return late && !s.shown && (r == sdk.StopReasonCancelled || r == sdk.StopReasonEndTurn)
 }
 
-// endAfterSubagents ends the turn with e. If the turn was completed, it first waits until the agent has repeated the conversations of all
-// sub-agents, see loadSubagentSession.
-func (s *session) endAfterSubagents(e runner.TurnEnd, t *agent.Turn) {
-	if len(s.subs) > 0 && e.Outcome == runner.OutcomeCompleted {
-		s.end = func(t *agent.Turn) { s.finishTurn(e, t) }
-		return
-	}
-	s.finishTurn(e, t)
-}
-
 // finishTurn completes open blocks, journals the usage and the position of the transcript, and ends the turn with e, to which it adds usage, cost
 // and the result.
 func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
@@ -109,6 +99,9 @@ func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
 	}
 	if e.Outcome == runner.OutcomeCompleted {
 		e.Result = s.main.answer.String()
+	}
+	if err := s.journalHeld(t, true); err != nil {
+		s.journalLog(t, "warn", "%s", err)
 	}
 	s.completeOpenBlocks(t)
 	e.CostUSD = s.turnCost()
@@ -128,9 +121,12 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.todo != "" {
 		t.CompleteBlock(s.todo, nil)
 	}
+	for _, f := range s.subs {
+		f.completeText(t, "")
+	}
 	for _, c := range s.calls {
 		if c.sub != "" && !c.done {
-			t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.ID, Conversation: c.ID, IsError: true, DurationMs: millis(s.now().Sub(c.started))})
+			t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.subagent.conv, Conversation: c.subagent.conv, IsError: true, DurationMs: millis(s.now().Sub(c.started))})
 		}
 	}
 }

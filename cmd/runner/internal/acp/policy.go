@@ -282,16 +282,19 @@ func agentWords(said []string, known ...string) string {
 // decided.
 func (s *session) handlePermission(m rpcMessage, t *agent.Turn) error {
 	q, err := decode[permissionRequest](m.Params, "session/request_permission")
-	interrupted := s.addOpenRequest(m.ID, q.ToolCall.ID)
-	r, conversation := agent.PermissionRequest{}, events.MainConversation
+	r, key := agent.PermissionRequest{}, callKey{events.MainConversation, q.ToolCall.ID}
 	flow := s.conversationOf(q.SessionID)
+	if flow != nil {
+		key.conversation = flow.conv
+	}
+	interrupted := s.addOpenRequest(m.ID, key)
 	switch {
 	case err != nil: // the id is known, so that the agent gets an answer
 		r.Decided = newDenial(ruleUnreadableRequest, "the request cannot be read")
 	default:
 		known := ToolCall{ID: q.ToolCall.ID}
 		made := q.ToolCall.Content
-		if running := s.calls[q.ToolCall.ID]; running != nil {
+		if running := s.calls[key]; running != nil {
 			known = running.ToolCall
 			if made == nil {
 				made = running.content
@@ -302,9 +305,6 @@ func (s *session) handlePermission(m rpcMessage, t *agent.Turn) error {
 			c.Asks = *q.ToolCall.Title
 		}
 		r = s.newPermissionRequest(c, known, made)
-	}
-	if flow != nil {
-		conversation = flow.conv
 	}
 	switch {
 	case err != nil:
@@ -317,7 +317,7 @@ func (s *session) handlePermission(m rpcMessage, t *agent.Turn) error {
 	}
 	r.Key = string(m.ID)
 	byPolicy := true // until RequestPermission returns
-	t.RequestPermission(conversation, r, func(a agent.PermissionAnswer) {
+	t.RequestPermission(key.conversation, r, func(a agent.PermissionAnswer) {
 		outcome, ok := chooseOption(q.Options, a.IsAllowed(), byPolicy)
 		refused := r.Refused != nil && a.Message == r.Refused.Reason
 		if a.Outcome == "" || refused || s.isInterrupted() { // the protocol demands it of an interrupted turn
@@ -337,7 +337,7 @@ func (s *session) handlePermission(m rpcMessage, t *agent.Turn) error {
 
 // handleSubagentRequest answers a permission request of a sub-agent, or withdraws it if the sub-agent no longer waits. The agent may repeat a
 // request.
-func (s *session) handleSubagentRequest(q SubagentRequest, t *agent.Turn) {
+func (s *session) handleSubagentRequest(q SubagentRequest, conversation string, t *agent.Turn) {
 	key := "subagent/" + q.ID
 	if q.Over {
 		t.WithdrawRequest(key)
@@ -357,7 +357,7 @@ func (s *session) handleSubagentRequest(q SubagentRequest, t *agent.Turn) {
 	case s.isInterrupted():
 		r.Refused = newDenial(ruleTurnInterrupted, "The turn was interrupted.")
 	}
-	t.RequestPermission(cmp.Or(q.Conversation, events.MainConversation), r, func(a agent.PermissionAnswer) {
+	t.RequestPermission(conversation, r, func(a agent.PermissionAnswer) {
 		params := map[string]string{"id": q.ID, "reply": "once"}
 		if !a.IsAllowed() {
 			params["reply"], params["message"] = "reject", a.Message
@@ -377,7 +377,7 @@ func (s *session) stopAfterRejection() {
 }
 
 // addOpenRequest records that a permission request for a call is not answered yet. It reports whether the turn is interrupted.
-func (s *session) addOpenRequest(id json.RawMessage, call string) bool {
+func (s *session) addOpenRequest(id json.RawMessage, call callKey) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked[string(id)] = call
@@ -398,13 +398,13 @@ func (s *session) answerOpenRequest(id string, o sdk.RequestPermissionOutcome) {
 
 // cancelOpenRequests answers all permission requests that are not answered. The protocol demands that after session/cancel.
 func (s *session) cancelOpenRequests() {
-	for _, id := range s.openRequestIDs(func(string) bool { return true }) {
+	for _, id := range s.openRequestIDs(func(callKey) bool { return true }) {
 		s.answerOpenRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
 	}
 }
 
 // openRequestIDs returns the ids of the permission requests that are not answered and for whose call the function of returns true.
-func (s *session) openRequestIDs(of func(call string) bool) []string {
+func (s *session) openRequestIDs(of func(callKey) bool) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var ids []string
@@ -418,8 +418,8 @@ func (s *session) openRequestIDs(of func(call string) bool) []string {
 }
 
 // withdrawRequests withdraws the permission requests for a call that has ended, because the agent no longer waits for their answers.
-func (s *session) withdrawRequests(call string, t *agent.Turn) {
-	for _, id := range s.openRequestIDs(func(c string) bool { return c == call }) {
+func (s *session) withdrawRequests(call callKey, t *agent.Turn) {
+	for _, id := range s.openRequestIDs(func(c callKey) bool { return c == call }) {
 		t.WithdrawRequest(id)
 		s.answerOpenRequest(id, sdk.NewRequestPermissionOutcomeCancelled())
 	}

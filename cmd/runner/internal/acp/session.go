@@ -34,7 +34,7 @@ type session struct {
 	late        bool          // a turn was asked to stop more than once: the agent may apply the last request to the next turn
 	requests    int
 	waiting     map[int]answerHandler // requests without an answer, by id
-	asked       map[string]string     // the call of each permission request that is not answered, by the request's id
+	asked       map[string]callKey    // the call of each permission request that is not answered, by the request's id
 
 	// State of the process.
 	caps       sdk.AgentCapabilities
@@ -62,8 +62,9 @@ type session struct {
 // turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
 	main   *conversation
-	subs   map[sdk.SessionId]*conversation // sub-agents whose conversation is being repeated
-	calls  map[string]*runningCall
+	subs   map[sdk.SessionId]*conversation // of the sub-agents
+	held   []Notice                        // of sub-agents that run in calls which the agent has not reported yet
+	calls  map[callKey]*runningCall
 	todo   string // the open todo block
 	shown  bool   // a message or a call was shown
 	began  float64
@@ -71,9 +72,8 @@ type turnState struct {
 	status int          // the HTTP status by which the model failed
 	cut    bool         // the model's last answer reached its limit
 	early  earlyText
-	heard  map[string]bool   // permission requests of sub-agents that were handled, by id
-	whole  bool              // the message is complete when the turn ends
-	end    func(*agent.Turn) // ends the turn after the sub-agents' conversations
+	heard  map[string]bool // permission requests of sub-agents that were handled, by id
+	whole  bool            // the message is complete when the turn ends
 
 	answered time.Time // when the query was answered; zero unless the turn ends when the agent is quiet
 	outcome  runner.TurnEnd
@@ -90,7 +90,7 @@ func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 	if d.Shown == "" {
 		d.Shown = d.Model
 	}
-	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, continues: l.ContinueAfterLoss, waiting: map[int]answerHandler{}, asked: map[string]string{}, turnState: newTurnState(0)}
+	s := &session{d: d, place: l.Folders, in: in, now: d.Now, resume: l.Resume, fork: l.Fork, continues: l.ContinueAfterLoss, waiting: map[int]answerHandler{}, asked: map[string]callKey{}, turnState: newTurnState(0)}
 	s.startHandshake()
 	return s
 }
@@ -98,7 +98,7 @@ func OpenSession(d Dialect, l agent.Launch, in agent.Stdin) agent.Session {
 // newTurnState returns the state for a new turn. cost is the cost of the session in dollars when the turn begins.
 func newTurnState(cost float64) turnState {
 	return turnState{
-		main: &conversation{conv: events.MainConversation}, subs: map[sdk.SessionId]*conversation{}, calls: map[string]*runningCall{}, heard: map[string]bool{}, began: cost,
+		main: &conversation{conv: events.MainConversation}, subs: map[sdk.SessionId]*conversation{}, calls: map[callKey]*runningCall{}, heard: map[string]bool{}, began: cost,
 	}
 }
 
@@ -346,8 +346,9 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 		}
 		return s.appendEarlyText(*n.Text, t)
 	}
-	if n.Request != nil {
-		s.handleSubagentRequest(*n.Request, t)
+	if hasValue(n.Update) || n.Request != nil {
+		s.held = append(s.held, *n)
+		s.journalHeld(t, false)
 		return nil
 	}
 	if n.Warning != "" {
@@ -358,7 +359,7 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 		s.status = n.Status
 	case mine && n.Usage != (events.Usage{}):
 		s.cut = n.Cut
-	case mine && n.Over && s.pending && s.answered.IsZero() && s.end == nil && (s.seen != (events.Usage{}) || s.status != 0):
+	case mine && n.Over && s.pending && s.answered.IsZero() && (s.seen != (events.Usage{}) || s.status != 0):
 		// The notice is about this turn, because its model has answered: missing parts of the answer will not come any
 		// more.
 		s.refuseQueries(t, "AGENT_PROTOCOL", "the agent ended its turn without a report: its answer, or a part of it, is lost")

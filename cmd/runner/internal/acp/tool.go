@@ -16,6 +16,9 @@ import (
 	"github.com/spoolhq/spool/pkg/visible"
 )
 
+// callKey identifies a call. The ids of calls are unique only in a conversation.
+type callKey struct{ conversation, id string }
+
 // runningCall is a tool call that has not ended, with the blocks of the journal that show it.
 type runningCall struct {
 	ToolCall
@@ -28,9 +31,11 @@ type runningCall struct {
 	stated bool   // journalToolUse is finished
 	result string // the open tool_result block
 	shown  string // its text so far
-	sub    string // the subagent block
-	done   bool   // sub is finished
 	over   bool
+
+	subagent *conversation // of the sub-agent that the call runs, if it runs one
+	sub      string        // the subagent block
+	done     bool          // sub is finished
 }
 
 // mergeUpdate returns a copy of the call in which the fields of an update replace the earlier values.
@@ -84,13 +89,14 @@ func (s *session) callInfo(c ToolCall) ToolInfo {
 // handleToolUpdate journals a tool_call or a tool_call_update of the conversation f: the call once its input is known, its output as it grows, and
 // its result.
 func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn) error {
-	c := s.calls[u.ID]
+	key := callKey{f.conv, u.ID}
+	c := s.calls[key]
 	if c == nil {
 		f.completeText(t, "")
 		f.answer.End()
 		s.shown = true
-		c = &runningCall{ToolCall: ToolCall{ID: u.ID, Repeated: f.depth > 0}, flow: f, status: sdk.ToolCallStatusPending, started: s.now()}
-		s.calls[u.ID] = c
+		c = &runningCall{ToolCall: ToolCall{ID: u.ID}, flow: f, subagent: f.newSubagent(u.ID), status: sdk.ToolCallStatusPending, started: s.now()}
+		s.calls[key] = c
 		if err := s.repeatStopRequest(); err != nil {
 			return err
 		}
@@ -107,14 +113,12 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn)
 	}
 	c.over = c.status == sdk.ToolCallStatusCompleted || c.status == sdk.ToolCallStatusFailed
 	if c.over {
-		s.withdrawRequests(c.ID, t)
-	}
-	if c.Repeated && !hasValue(c.Input) && !c.over {
-		return nil // the arguments show which tool the call uses
+		s.withdrawRequests(key, t)
 	}
 	tool := s.callInfo(c.ToolCall)
 	if tool.Subagent != nil {
-		return s.journalSubagent(c, *tool.Subagent, t)
+		s.journalSubagent(c, *tool.Subagent, t)
+		return nil
 	}
 	s.journalToolUse(c, tool, t)
 	switch {
@@ -170,66 +174,28 @@ func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	t.CompleteBlock(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
 }
 
-// journalSubagent journals a call that runs a sub-agent. At the end of the call it makes the agent repeat the sub-agent's conversation, if the
-// agent can, and then journals the end of the sub-agent.
-func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) error {
+// journalSubagent journals a call that runs a sub-agent.
+func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) {
 	if c.sub == "" {
 		if !hasValue(c.Input) && !c.over {
-			return nil
+			return
 		}
 		c.sub = t.OpenBlock(c.flow.conv, events.Block{
-			Kind: events.KindSubagent, SubagentID: c.ID, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
+			Kind: events.KindSubagent, SubagentID: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
 		})
 		t.Emit(c.flow.conv, events.SubagentSpawned{
-			SubagentID: c.ID, Conversation: c.ID, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt, Depth: c.flow.depth + 1,
+			SubagentID: c.subagent.conv, Conversation: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
+			Depth: c.subagent.depth,
 		})
 	}
 	if !c.over {
-		return nil
+		return
 	}
-	took := s.now().Sub(c.started)
-	finish := func(t *agent.Turn) {
-		c.done = true
-		said := sub.Said
-		if said == "" {
-			said = resultText(c.content, c.Output)
-		}
-		failed := c.status == sdk.ToolCallStatusFailed
-		t.CompleteBlock(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, millis(took) })
-		t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.ID, Conversation: c.ID, IsError: failed, DurationMs: millis(took)})
-	}
-	if sub.Session == "" || !s.caps.LoadSession {
-		finish(t)
-		return nil
-	}
-	return s.loadSubagentSession(sdk.SessionId(sub.Session), &conversation{conv: c.ID, depth: c.flow.depth + 1}, finish)
-}
-
-// loadSubagentSession requests that the agent load the session of a sub-agent. The agent then repeats the sub-agent's conversation as updates,
-// which are journaled in f; agents do not report that conversation while the sub-agent runs. finish is called after the last update, also if the
-// request failed.
-func (s *session) loadSubagentSession(id sdk.SessionId, f *conversation, finish func(*agent.Turn)) error {
-	s.subs[id] = f
-	return s.sendRequest(sdk.AgentMethodSessionLoad, s.loadSessionRequest(id), func(m rpcMessage, t *agent.Turn) error {
-		if s.subs[id] != f {
-			return nil // the turn has ended
-		}
-		delete(s.subs, id)
-		if m.Error != nil {
-			s.journalLog(t, "warn", "the sub-agent's session %.100s cannot be read: %s", id, m.Error.text())
-		}
-		f.completeText(t, "")
-		finish(t)
-		if s.caps.SessionCapabilities.Close != nil {
-			if err := s.sendRequest(sdk.AgentMethodSessionClose, sdk.CloseSessionRequest{SessionId: id}, ignoreAnswer); err != nil {
-				return err
-			}
-		}
-		if s.end != nil && len(s.subs) == 0 {
-			s.end(t)
-		}
-		return nil
-	})
+	c.done = true
+	c.subagent.completeText(t, "")
+	took, failed, said := millis(s.now().Sub(c.started)), c.status == sdk.ToolCallStatusFailed, cmp.Or(sub.Said, resultText(c.content, c.Output))
+	t.CompleteBlock(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, took })
+	t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.subagent.conv, Conversation: c.subagent.conv, IsError: failed, DurationMs: took})
 }
 
 // ignoreAnswer is the answerHandler of a request whose answer is not needed.

@@ -57,33 +57,41 @@ func (s *session) handleUpdate(m rpcMessage, t *agent.Turn) error {
 		s.journalLog(t, "info", "an update of another session %.100s: %s", u.SessionID, u.Update)
 		return nil
 	}
-	switch kind.Kind {
+	if err := s.journalUpdate(kind.Kind, u.Update, f, t); err != nil {
+		return err
+	}
+	return s.journalHeld(t, false)
+}
+
+// journalUpdate journals an update of the conversation f.
+func (s *session) journalUpdate(kind string, raw json.RawMessage, f *conversation, t *agent.Turn) error {
+	switch kind {
 	case "agent_message_chunk":
-		c, err := decode[messageChunk](u.Update, kind.Kind)
+		c, err := decode[messageChunk](raw, kind)
 		if err != nil {
 			return err
 		}
 		return s.appendUnreportedText(f, events.KindAssistantText, c, t)
 	case "agent_thought_chunk":
-		c, err := decode[messageChunk](u.Update, kind.Kind)
+		c, err := decode[messageChunk](raw, kind)
 		if err != nil {
 			return err
 		}
 		return s.appendUnreportedText(f, events.KindThinking, c, t)
 	case "user_message_chunk":
-		c, err := decode[messageChunk](u.Update, kind.Kind)
+		c, err := decode[messageChunk](raw, kind)
 		if err != nil || f == s.main {
 			return err // in the agent's own conversation it repeats the query
 		}
 		return s.appendText(f, events.KindUserMessage, c, t)
 	case "tool_call", "tool_call_update":
-		c, err := decode[toolUpdate](u.Update, kind.Kind)
+		c, err := decode[toolUpdate](raw, kind)
 		if err != nil {
 			return err
 		}
 		return s.handleToolUpdate(f, c, t)
 	}
-	return s.handleOtherUpdate(kind.Kind, u.Update, f, t)
+	return s.handleOtherUpdate(kind, raw, f, t)
 }
 
 // handleOtherUpdate handles a session/update that is neither a message nor a call.

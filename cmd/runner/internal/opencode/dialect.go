@@ -63,8 +63,7 @@ type todoEntry struct {
 // callOutput holds the fields of a tool call's output that the adapter reads.
 type callOutput struct {
 	Metadata struct {
-		Exit    *int   `json:"exit"`      // bash
-		Session string `json:"sessionId"` // task
+		Exit *int `json:"exit"` // bash
 	} `json:"metadata"`
 	Output string `json:"output"`
 }
@@ -80,8 +79,6 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	switch {
 	case c.Kind == sdk.ToolKindExecute:
 		name = "bash" // a command of a sub-agent has the command as its title
-	case c.Repeated && in.Agent != "" && in.Prompt != "":
-		name = "task" // a sub-agent of a sub-agent has its description as its title
 	}
 	known, ok := toolKinds[name]
 	if !ok {
@@ -95,7 +92,7 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	case "bash":
 		known.Failed = out.Metadata.Exit != nil && *out.Metadata.Exit != 0
 	case "task":
-		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Session: out.Metadata.Session, Said: subagentAnswer(out.Output)}
+		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Said: subagentAnswer(out.Output)}
 	case "todowrite":
 		for _, t := range in.Todos {
 			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
@@ -117,7 +114,7 @@ func subagentAnswer(output string) string {
 
 // pluginReport is a notification that plugin.js, the adapter's plugin in the CLI, sends.
 type pluginReport struct {
-	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, permission, replied
+	Kind    string `json:"kind"` // retry, error, usage, over, forked, text, update, permission, replied
 	Session string `json:"session"`
 	Name    string `json:"name"`    // error
 	Message string `json:"message"` // retry, error; forked: why it failed
@@ -128,12 +125,17 @@ type pluginReport struct {
 	Thought bool   `json:"thought"`
 	Text    string `json:"text"`
 	Finish  string `json:"finish"` // usage
-	Parent  string `json:"parent"` // permission: the call that runs the sub-agent
-	Call    string `json:"call"`
+	Call    string `json:"call"`   // permission
 	Tool    string `json:"tool"`
 
 	Input    json.RawMessage `json:"input"`
 	Metadata json.RawMessage `json:"metadata"`
+
+	Update json.RawMessage `json:"update"`
+	Parent struct {
+		Session string `json:"session"`
+		Call    string `json:"call"`
+	} `json:"parent"` // update, permission: the call that runs the sub-agent, or that an update of the main agent is about
 
 	Cost   float64 `json:"cost"`
 	Tokens struct {
@@ -154,8 +156,10 @@ func decodeNotice(method string, params json.RawMessage) *acp.Notice {
 	if method != "_spool/event" || json.Unmarshal(params, &e) != nil {
 		return nil
 	}
-	n := &acp.Notice{Session: e.Session}
+	n := &acp.Notice{Session: e.Session, Parent: e.Parent.Session, ParentCall: e.Parent.Call}
 	switch e.Kind {
+	case "update":
+		n.Update = e.Update
 	case "retry":
 		n.Warning = fmt.Sprintf("the model failed (%s); attempt %d in %d ms", e.Message, e.Attempt+1, max(e.WaitMs, 0))
 	case "error":
@@ -172,7 +176,7 @@ func decodeNotice(method string, params json.RawMessage) *acp.Notice {
 	case "text":
 		n.Text = &acp.EarlyTextPiece{Message: e.ID, Thought: e.Thought, Piece: e.Text}
 	case "permission":
-		n.Request = &acp.SubagentRequest{ID: e.ID, Conversation: e.Parent, Call: acp.ToolCall{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
+		n.Request = &acp.SubagentRequest{ID: e.ID, Call: acp.ToolCall{ID: e.Call, Name: e.Tool, Input: e.Metadata}, Input: e.Input}
 	case "replied":
 		n.Request = &acp.SubagentRequest{ID: e.ID, Over: true}
 	case "forked":

@@ -4,6 +4,8 @@
 // when that connection is lost for a moment, it waits for the turn's end for ever.
 // A line is written at once, by the same stream as the protocol's own lines.
 //
+// It tells what sub-agents do, as the protocol's updates: `opencode acp` passes on nothing of them.
+//
 // It also tells the beginning of a turn's text, before `opencode acp` does: that asks
 // for the whole message over HTTP before it sends the first piece of a text. The text
 // ends with the first tool, because calls are told by `opencode acp` alone, later.
@@ -52,7 +54,9 @@ export const Spool = async ({ client }) => {
   }
   const asked = new Set() // permission requests of sub-agents that wait
   const calls = new Map() // arguments of their calls that have not ended, by call
-  const parents = new Map() // by session of a sub-agent: the call that runs it, "" until it is known
+  const parents = new Map() // by session of a sub-agent: the session and the call that run it; the call is "" until it is known
+  const roles = new Map() // by message of a sub-agent
+  const said = new Map() // by part of a sub-agent's message: how much of its text was told
   const asks = process.env.SPOOL_AGENT_ASKS === "1"
   let listening = false
   const listen = () => {
@@ -72,11 +76,46 @@ export const Spool = async ({ client }) => {
       }
     })
   }
-  const follow = ({ sessionID, type, callID, tool, state }) => {
+  const update = (session, update) => tell({ kind: "update", session, parent: parents.get(session) ?? { session, call: update.toolCallId }, update })
+  const text = (session, part, piece) => {
+    if (!piece) return
+    said.set(part.id, (said.get(part.id) ?? 0) + piece.length)
+    const thought = part.type === "reasoning"
+    const kind = thought ? "agent_thought_chunk" : roles.get(part.messageID) === "user" ? "user_message_chunk" : "agent_message_chunk"
+    update(session, { sessionUpdate: kind, messageId: thought ? part.id : part.messageID, content: { type: "text", text: piece } })
+  }
+  const tool = (session, { callID, tool, state }) => {
+    const result = (text) => [{ type: "content", content: { type: "text", text } }]
+    const call = { sessionUpdate: "tool_call_update", toolCallId: callID, title: tool, rawInput: state.input }
+    if (state.input?.filePath) call.locations = [{ path: state.input.filePath }]
+    switch (state.status) {
+      case "pending":
+        return update(session, { ...call, sessionUpdate: "tool_call", status: "pending" })
+      case "running":
+        const shown = tool === "bash" && state.metadata?.output
+        return update(session, { ...call, status: "in_progress", ...(shown ? { content: result(shown) } : {}) })
+      case "completed":
+        const { output, metadata, title } = state
+        const read = tool === "read" && metadata?.display
+        const content = result((read?.type === "file" && read.text) || read?.entries?.join("\n") || output)
+        const { filePath, oldString, newString } = state.input
+        if (oldString !== undefined) content.push({ type: "diff", path: filePath, oldText: oldString, newText: newString })
+        return update(session, { ...call, title: title || tool, status: "completed", content, rawOutput: { output, metadata } })
+      case "error":
+        return update(session, { ...call, status: "failed", content: result(state.error), rawOutput: { error: state.error, metadata: state.metadata } })
+    }
+  }
+  const follow = (part) => {
+    const { id, sessionID, type, callID, state } = part
+    const task = type === "tool" && part.tool === "task"
+    if (task && state.metadata?.sessionId) parents.set(state.metadata.sessionId, { session: sessionID, call: callID })
+    if (type === "tool" && (task || parents.has(sessionID))) tool(sessionID, part)
+    if (parents.has(sessionID) && ((type === "text" && !part.ignored) || type === "reasoning")) {
+      text(sessionID, part, part.text.slice(said.get(id) ?? 0))
+    }
     if (!asks || type !== "tool") return
-    if (tool === "task" && state.metadata?.sessionId) parents.set(state.metadata.sessionId, callID)
     if (state.status === "completed" || state.status === "error") calls.delete(callID)
-    else calls.set(callID, { tool, input: state.input })
+    else calls.set(callID, { tool: part.tool, input: state.input })
   }
   return {
     event: async ({ event }) => {
@@ -90,6 +129,7 @@ export const Spool = async ({ client }) => {
           clearTimeout(over.get(p.sessionID))
           if (p.status?.type === "idle") {
             turns.delete(p.sessionID)
+            if (!parents.has(p.sessionID)) for (const told of [said, roles]) told.clear()
             over.set(p.sessionID, setTimeout(() => tell({ kind: "over", session: p.sessionID }), patience))
           }
           if (p.status?.type !== "retry") return
@@ -105,21 +145,26 @@ export const Spool = async ({ client }) => {
         }
         case "session.created":
         case "session.updated":
-          if (p.info?.parentID && !parents.has(p.info.id)) parents.set(p.info.id, "")
+          if (p.info?.parentID && !parents.has(p.info.id)) parents.set(p.info.id, { session: p.info.parentID, call: "" })
           return
         case "permission.asked": {
           const parent = parents.get(p.sessionID)
-          if (!asks || parent === undefined || asked.has(p.id)) return
+          if (!asks || !parent || asked.has(p.id)) return
           asked.add(p.id)
           listen()
           const { tool = p.permission, input = p.metadata } = calls.get(p.tool?.callID) ?? {}
           return tell({ kind: "permission", session: p.sessionID, id: p.id, parent, call: p.tool?.callID, tool, input, metadata: p.metadata })
         }
         case "permission.replied": {
-          if (asked.delete(p.requestID)) return tell({ kind: "replied", session: p.sessionID, id: p.requestID })
+          if (asked.delete(p.requestID)) return tell({ kind: "replied", session: p.sessionID, id: p.requestID, parent: parents.get(p.sessionID) })
           return
         }
         case "message.part.delta": {
+          if (parents.has(p.sessionID)) {
+            const type = turn(p.sessionID).types.get(p.partID)
+            if (p.field === "text" && type) text(p.sessionID, { id: p.partID, messageID: p.messageID, type }, p.delta)
+            return
+          }
           const t = turn(p.sessionID)
           if (p.field !== "text" || t.left === 0) return
           const type = t.types.get(p.partID)
@@ -130,6 +175,7 @@ export const Spool = async ({ client }) => {
         }
         case "message.updated": {
           const i = p.info
+          if (parents.has(i.sessionID)) roles.set(i.id, i.role)
           if (i.role !== "assistant" || !i.time?.completed || i.time.completed < began || counted.has(i.id)) return
           counted.add(i.id)
           return tell({ kind: "usage", session: i.sessionID, finish: i.finish, cost: i.cost, tokens: i.tokens })
