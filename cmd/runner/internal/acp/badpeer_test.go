@@ -3,6 +3,7 @@ package acp_test
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -78,6 +79,12 @@ func runBadPeer(kind string) int {
 					write(m.ID, chunk("between "), chunk("turns"))
 					return 0
 				}
+			case "stdout is closed":
+				_ = os.Stdout.Close()
+			case "stdin is closed":
+				_ = os.Stdin.Close()
+				write(nil, `{"jsonrpc":"2.0","id":7,"method":"session/request_permission","params":{"sessionId":"s1"}}`)
+				select {}
 			case "update with an id":
 				write(m.ID, `{"jsonrpc":"2.0","id":"u1",`+strings.TrimPrefix(chunk(", asked"), `{"jsonrpc":"2.0",`), ended)
 			case "id is a string":
@@ -200,6 +207,23 @@ func TestUnansweredHandshake_FailsTheTurn(t *testing.T) {
 			e := agenttest.NewHarness(t, s).RunTurn("hello", nil).Ended()
 			if e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_PROTOCOL" || !strings.Contains(e.Message, "did not answer") {
 				t.Errorf("ended %+v", e)
+			}
+		})
+	}
+}
+
+// An agent that closes its stdout and stays alive cannot answer any more, and one that closes its stdin is not told anything.
+func TestClosedPipe_FailsTheTurn(t *testing.T) {
+	t.Parallel()
+	for _, kind := range []string{"stdout is closed", "stdin is closed"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			x := newBench(t, badPeer+kind).RunTurn("hello", nil)
+			if e := x.Ended(); e.Outcome != runner.OutcomeFailed || e.Code != "AGENT_EXITED" || !strings.Contains(e.Message, "had closed its "+strings.Fields(kind)[0]) {
+				t.Errorf("ended %+v", e)
+			}
+			if err := syscall.Kill(x.Started().PID, 0); !errors.Is(err, syscall.ESRCH) {
+				t.Errorf("the agent's process is still there: %v", err)
 			}
 		})
 	}

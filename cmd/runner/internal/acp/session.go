@@ -348,8 +348,7 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 	}
 	if hasValue(n.Update) || n.Request != nil {
 		s.held = append(s.held, *n)
-		s.journalHeld(t, false)
-		return nil
+		return s.journalHeld(t, false)
 	}
 	if n.Warning != "" {
 		s.journalLog(t, "warn", "%s", n.Warning)

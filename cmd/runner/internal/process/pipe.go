@@ -155,8 +155,8 @@ func (q *lineQueue) wakeWriter() {
 	}
 }
 
-// writeLines writes queued lines until the queue is closed or the process closes its stdin.
-func (q *lineQueue) writeLines() {
+// writeLines writes queued lines until the queue is closed. It returns false if the process has closed its stdin before.
+func (q *lineQueue) writeLines() bool {
 	defer q.file.Close() //nolint:errcheck // a broken pipe shows as the process's exit
 	for range q.wake {
 		q.mu.Lock()
@@ -166,11 +166,12 @@ func (q *lineQueue) writeLines() {
 		for _, line := range lines {
 			if _, err := q.file.Write(line); err != nil {
 				q.close()
-				return
+				return false
 			}
 		}
 		if closed {
-			return
+			return true
 		}
 	}
+	return true
 }

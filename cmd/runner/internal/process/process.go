@@ -40,6 +40,9 @@ type Line struct {
 // IsCut reports whether the line was longer than Data.
 func (l Line) IsCut() bool { return l.Size > int64(len(l.Data)) }
 
+// endTimeWithoutPipe is the time that a process has to end after it has closed its stdin or stdout.
+const endTimeWithoutPipe = 5 * time.Second
+
 // Process is a running process of an agent. It leads a session and a process group of its own.
 type Process struct {
 	group  *Group
@@ -52,7 +55,9 @@ type Process struct {
 	done   chan struct{} // closed after Lines, when the last goroutine has ended
 	halt   chan struct{} // closed by End: unread lines are dropped
 	ending sync.Once
-	endErr error
+
+	unpiped atomic.Pointer[string] // the pipe that the process closed, if it was killed because of that
+	endErr  error
 }
 
 // Start starts the command in the folder dir. The caller must receive from Lines: while it does not, the process's
@@ -92,10 +97,20 @@ func (g *Group) Start(c agent.Command, dir string, maxLine int) (*Process, error
 func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	var readers sync.WaitGroup
 	for _, r := range []*pipeReader{{file: out, stream: Stdout, p: p}, {file: errs, stream: Stderr, p: p}} {
-		readers.Go(func() { r.sendLines(maxLine) })
+		readers.Go(func() {
+			r.sendLines(maxLine)
+			if r.stream == Stdout {
+				p.endWithoutPipe("stdout")
+			}
+		})
 	}
 	writer := make(chan struct{})
-	go func() { defer close(writer); p.stdin.writeLines() }()
+	go func() {
+		defer close(writer)
+		if !p.stdin.writeLines() {
+			p.endWithoutPipe("stdin")
+		}
+	}()
 	p.group.waitForProcess(p.cmd)
 	p.gone.Store(true)
 	close(p.exited)
@@ -114,6 +129,20 @@ func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	<-writer
 	close(p.lines)
 	close(p.done)
+}
+
+// endWithoutPipe kills a process that has closed its stdin or stdout and does not end within endTimeWithoutPipe: nothing that it is told, or does,
+// arrives any more.
+func (p *Process) endWithoutPipe(name string) {
+	timer := time.NewTimer(endTimeWithoutPipe)
+	defer timer.Stop()
+	select {
+	case <-p.exited:
+	case <-p.halt:
+	case <-timer.C:
+		p.unpiped.Store(&name)
+		p.signalGroup(syscall.SIGKILL)
+	}
 }
 
 // Send queues v as one line of JSON for the process's stdin.
@@ -141,17 +170,20 @@ func (p *Process) ExitState() string {
 	if !p.gone.Load() || p.cmd.ProcessState == nil {
 		return ""
 	}
+	if name := p.unpiped.Load(); name != nil {
+		return "killed, because it had closed its " + *name
+	}
 	return p.cmd.ProcessState.String()
 }
 
-// KilledBySystem reports whether the process was ended by a SIGKILL that End did not send.
+// KilledBySystem reports whether the process was ended by a SIGKILL that this package did not send.
 func (p *Process) KilledBySystem() bool {
 	select {
 	case <-p.halt:
 		return false
 	default:
 	}
-	if !p.gone.Load() || p.cmd.ProcessState == nil {
+	if !p.gone.Load() || p.unpiped.Load() != nil || p.cmd.ProcessState == nil {
 		return false
 	}
 	ws, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
