@@ -60,5 +60,7 @@ func TestChanges_OfARealSession(t *testing.T) {
 		return kind == "session" && s["sessionId"] == session && s["executions"] == 1.0 && s["activeExecutionId"] == nil && ran
 	})
 	c.DeleteSession(session)
-	follow(0, func(kind string, s map[string]any) bool { return kind == "session_deleted" && s["sessionId"] == session })
+	follow(0, func(kind string, s map[string]any) bool {
+		return kind == "session_deleted" && s["sessionId"] == session
+	})
 }
