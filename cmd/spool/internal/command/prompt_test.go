@@ -1,14 +1,72 @@
 package command
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"google.golang.org/grpc"
+
+	"github.com/spoolhq/spool/cmd/spool/internal/client"
+	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
+	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/events"
 )
+
+// pendingApprovals is an API in which every approval request is open. It records decisions.
+type pendingApprovals struct {
+	spoolv1.ApprovalsClient
+	decisions []string
+}
+
+func (p *pendingApprovals) GetApproval(context.Context, *spoolv1.GetApprovalRequest, ...grpc.CallOption) (*spoolv1.Approval, error) {
+	return &spoolv1.Approval{Status: "pending"}, nil
+}
+
+func (p *pendingApprovals) DecideApproval(_ context.Context, r *spoolv1.DecideApprovalRequest, _ ...grpc.CallOption) (*spoolv1.DecideApprovalResponse, error) {
+	p.decisions = append(p.decisions, r.ApprovalId+" "+r.Decision)
+	return &spoolv1.DecideApprovalResponse{}, nil
+}
+
+// TestPrompt_KeysTypedBetweenPromptsDecideNothing tests that a line which was typed while no prompt was shown does not
+// decide the next request, although the read of a prompt that went away has received it.
+func TestPrompt_KeysTypedBetweenPromptsDecideNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		keys, api := make(keyboard), &pendingApprovals{}
+		a := &app{IO: IO{In: keys, Raw: func() (func() error, error) { return func() error { return nil }, nil }}}
+		r := terminal.New(terminal.Config{Out: io.Discard, TTY: true, Prompts: true})
+		p := newApprovalPrompter(a, r, func() *client.Client { return &client.Client{Approvals: api} }, func() {})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer close(keys)
+		defer cancel()
+		go p.run(ctx)
+		update := func(d events.Payload) {
+			p.updateQueue(events.Event{ExecutionID: exe, Data: d})
+			synctest.Wait()
+		}
+		update(bash(apr1))
+		update(events.ApprovalDecided{ApprovalID: apr1, Decision: events.DecisionSkip})
+		time.Sleep(time.Minute)
+		keys <- "y\r"
+		time.Sleep(time.Minute)
+		update(bash(apr2))
+		if len(api.decisions) != 0 {
+			t.Fatalf("decided %q by what was typed before", api.decisions)
+		}
+		keys <- "s\r"
+		synctest.Wait()
+		if !slices.Equal(api.decisions, []string{apr2 + " skip"}) {
+			t.Errorf("decided %q by what was typed at the prompt", api.decisions)
+		}
+	})
+}
 
 // TestPrompt_ShowsTheWholeCallAndAllChoices tests on terminals of several widths that the command comes first, that it
 // cannot be hidden by the agent's words, by spaces or by its length, that no text looks like another field, and that all
