@@ -68,6 +68,23 @@ func TestPrompt_KeysTypedBetweenPromptsDecideNothing(t *testing.T) {
 	})
 }
 
+// TestAskUser_IgnoresWhatWasTypedBefore tests that a line which was typed before a question was printed does not answer it.
+func TestAskUser_IgnoresWhatWasTypedBefore(t *testing.T) {
+	t.Parallel()
+	typed := strings.NewReader("y\n")
+	var asked strings.Builder
+	a := &app{IO: IO{In: typed, InTTY: true, Err: &asked, DropInput: func() error {
+		if asked.Len() > 0 {
+			t.Error("what was typed is dropped after the question")
+		}
+		_, err := io.Copy(io.Discard, typed)
+		return err
+	}}}
+	if answer, err := a.askUser(t.Context(), "Continue?"); isYes(answer) || err != nil {
+		t.Errorf("answer %q, error %v", answer, err)
+	}
+}
+
 // TestPrompt_ShowsTheWholeCallAndAllChoices tests on terminals of several widths that the command comes first, that it
 // cannot be hidden by the agent's words, by spaces or by its length, that no text looks like another field, and that all
 // choices are visible.
