@@ -61,6 +61,26 @@ func TestPromptLine_ShowsAllChoices(t *testing.T) {
 	}
 }
 
+// TestFieldRows_FitOnTheTerminal tests that a terminal shows each row of a text in one row, also if the text has
+// characters that are as wide as two, or that stand above another one.
+func TestFieldRows_FitOnTheTerminal(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		text string
+		wide int
+	}{
+		"ideographs": {"四", 2}, "emoji": {"😀", 2}, "small squares": {"◽", 2}, "small squares, black": {"◾", 2}, "watches": {"⌚", 2}, "stars": {"⭐", 2},
+		"letters of Hangul": {"ᄀ", 2}, "marks above a letter": {"\u0301", 1},
+	} {
+		rows := FieldRows("command:", "a"+strings.Repeat(c.text, 300)+"host: localhost", 80)
+		for _, row := range rows {
+			if n := len([]rune(row)) + (c.wide-1)*strings.Count(row, c.text); n > 80 {
+				t.Errorf("%s: a row needs %d columns: %q", name, n, row)
+			}
+		}
+	}
+}
+
 // TestApprovalRows_ShowEachFieldWhole tests for any texts and widths that the rows have all characters of each field,
 // that they fit, and that a row which begins as a field is one.
 func TestApprovalRows_ShowEachFieldWhole(t *testing.T) {

@@ -72,10 +72,6 @@ func (f *fake) put(r rune) {
 			f.t.Fatalf("row %q is wider than %d columns", string(f.rows[f.y])+string(r), f.cols)
 		}
 		row := f.rows[f.y]
-		if runeColumns(r) == 0 {
-			f.rows[f.y] = append(row, r)
-			return
-		}
 		f.rows[f.y] = append(row[:min(f.x, len(row))], r)
 		f.x++
 	}
