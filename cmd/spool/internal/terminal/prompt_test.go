@@ -43,6 +43,42 @@ func TestRenderer_HoldsOutputWhileAPromptIsShown(t *testing.T) {
 	}
 }
 
+// TestWritePage_MarksRowsOnATerminalThatBecameNarrower tests that no part of a row looks like another field on a terminal
+// that became narrower after the rows were made.
+func TestWritePage_MarksRowsOnATerminalThatBecameNarrower(t *testing.T) {
+	t.Parallel()
+	for _, columns := range []int{20, 30, 79} {
+		var out bytes.Buffer
+		width := 80
+		r := New(Config{Out: &out, TTY: true, Prompts: true, Width: func() int { return width }})
+		command := "rm -rf ~ #" + strings.Repeat(" ", columns) + "host: localhost" + strings.Repeat(" ", 200) + "file: a"
+		rows := r.BeginPrompt(events.ApprovalRequested{Kind: events.ApprovalTool, ToolName: "Bash", Preview: events.ApprovalPreview{Command: command}})
+		width = columns
+		out.Reset()
+		for len(rows) > 0 {
+			rows = r.WritePage(rows, "commands that begin with `rm`"+strings.Repeat(" ", 100)+"command: ls")
+		}
+		for row := range strings.Lines(out.String()) {
+			row = strings.TrimSuffix(row, "\n")
+			isRow := strings.HasPrefix(row, "    │ ") || strings.HasPrefix(row, "    ┆ ") || strings.HasPrefix(row, "  …") || row == "  command:" || row == "  [a]ll also approves later:"
+			if !isRow && !strings.HasPrefix(row, "  [a]ll also") || textColumns(row) >= columns {
+				t.Errorf("%d columns: row %q", columns, row)
+			}
+		}
+	}
+}
+
+// TestBeginPrompt_ShowsTheWholeTool tests that the name of a tool is not cut on a narrow terminal.
+func TestBeginPrompt_ShowsTheWholeTool(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := New(Config{Out: &out, TTY: true, Prompts: true, Width: func() int { return 20 }})
+	r.BeginPrompt(events.ApprovalRequested{Kind: events.ApprovalTool, ToolName: "mcp__repositories__delete_repository"})
+	if got := strings.ReplaceAll(out.String(), "\n    ┆ ", ""); got != "? mcp__repositories__delete_repository asks for approval\n" {
+		t.Errorf("got %q", out.String())
+	}
+}
+
 // TestPromptLine_ShowsAllChoices tests that no choice of a prompt is cut on a narrow terminal.
 func TestPromptLine_ShowsAllChoices(t *testing.T) {
 	t.Parallel()
