@@ -326,7 +326,7 @@ func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApprova
 		p.renderer.ShowNote("the arguments are not changed")
 		return nil, nil
 	}
-	p.renderer.WriteSection("changed arguments", changed)
+	p.renderer.WriteField("changed arguments:", string(changed))
 	answer, err := p.readLine(ctx, o.ApprovalID, terminal.PromptLabel{Full: "approve with these arguments? [y/n]:", Short: "[y/n]:"}, "", false)
 	if err != nil || !isYes(strings.ToLower(strings.TrimSpace(answer))) {
 		return nil, err

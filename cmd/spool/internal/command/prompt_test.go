@@ -145,6 +145,31 @@ func TestPrompt_ShowsTheWholeCallAndAllChoices(t *testing.T) {
 	}
 }
 
+// TestPrompt_MarksChangedArguments tests that no part of the arguments that a user confirms looks like another field.
+func TestPrompt_MarksChangedArguments(t *testing.T) {
+	t.Parallel()
+	asked := bash(apr1)
+	asked.Input = json.RawMessage(`{"command":"rm -rf ~ #` + strings.Repeat(" ", 40) + `host: localhost"}`)
+	r := newTerminalRun(t, asked)
+	r.columns = 60
+	r.decided(apr1)
+	r.edit = func(context.Context, []byte) ([]byte, error) {
+		return []byte(strings.Replace(string(asked.Input), "~", "/", 1)), nil
+	}
+	code := r.run(func() {
+		r.shows(t, "[y/n/a/s/e/?]: ")
+		r.keys <- "e\r"
+		shown, _ := r.until(t, "[y/n]:")
+		if rows := rowsOf(shown); !slices.Contains(rows, "  changed arguments:") || !strings.Contains(joined(rows), strings.Repeat(" ", 40)+"host: localhost\"}") || strings.Contains(shown, "\nhost:") {
+			t.Errorf("the screen shows %q", shown)
+		}
+		r.keys <- "y\r"
+	}, "run", "hello")
+	if code != ExitDone {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // until waits until the screen has one of the texts, and returns what the screen shows up to it, and the text.
 func (r *terminalRun) until(t *testing.T, texts ...string) (before, found string) {
 	t.Helper()

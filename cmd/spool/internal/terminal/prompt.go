@@ -64,6 +64,11 @@ func (r *Renderer) WriteRows(rows []string) {
 	r.redraw()
 }
 
+// WriteField writes a text in the rows of a field.
+func (r *Renderer) WriteField(name, text string) {
+	r.WriteRows(FieldRows(name, text, r.approvalColumns()))
+}
+
 // WriteWhole writes all rows of a request, with its class and the arguments of the call.
 func (r *Renderer) WriteWhole(rows []string, a events.ApprovalRequested) {
 	for _, f := range [][2]string{{"class:", a.Class}, {"arguments:", string(a.Input)}} {
