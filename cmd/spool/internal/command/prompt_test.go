@@ -170,6 +170,21 @@ func TestPrompt_MarksChangedArguments(t *testing.T) {
 	}
 }
 
+// TestPrompt_ShowsWhichServerAsks tests that a user sees which MCP server asks for data.
+func TestPrompt_ShowsWhichServerAsks(t *testing.T) {
+	t.Parallel()
+	asked := events.ApprovalRequested{ApprovalID: apr1, Kind: events.ApprovalElicitation, ToolName: "mcp__weather", Title: "Your password", Preview: events.ApprovalPreview{Text: "Your password"}}
+	r := newTerminalRun(t, asked)
+	r.f.approvals[apr1] = approvalJSON(t, "pending", asked)
+	r.decided(apr1)
+	if code := r.run(func() {
+		r.shows(t, "  server: mcp__weather\r\n")
+		r.keys <- "/skip\r"
+	}, "run", "hello"); code != ExitDone {
+		t.Errorf("exit code %d", code)
+	}
+}
+
 // until waits until the screen has one of the texts, and returns what the screen shows up to it, and the text.
 func (r *terminalRun) until(t *testing.T, texts ...string) (before, found string) {
 	t.Helper()

@@ -25,6 +25,9 @@ func ApprovalRows(a events.ApprovalRequested, columns int) []string {
 		}
 	}
 	p := a.Preview
+	if a.Kind == events.ApprovalElicitation {
+		add("server:", SafeLine(a.ToolName))
+	}
 	for _, c := range p.Cut {
 		add("not whole:", fmt.Sprintf("%s, of %s bytes; the call %s of the session has more", c.Field, formatThousands(c.Bytes), SafeLine(a.ToolUseID)))
 	}
