@@ -178,10 +178,10 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 
 // askDecision asks the user about an approval request, and returns the decision to send.
 func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
-	switch o.Kind {
-	case events.ApprovalQuestion:
+	switch {
+	case o.Kind == events.ApprovalQuestion && len(o.Questions) > 0:
 		return p.askQuestions(ctx, o)
-	case events.ApprovalElicitation:
+	case o.Kind == events.ApprovalElicitation:
 		return p.askContent(ctx, o)
 	}
 	request := o.ApprovalRequested

@@ -185,6 +185,22 @@ func TestPrompt_ShowsWhichServerAsks(t *testing.T) {
 	}
 }
 
+// TestPrompt_WaitsForADecisionWithoutQuestions tests that a request for answers that has no questions is not answered
+// before the user decides.
+func TestPrompt_WaitsForADecisionWithoutQuestions(t *testing.T) {
+	t.Parallel()
+	asked := events.ApprovalRequested{ApprovalID: apr1, Kind: events.ApprovalQuestion}
+	r := newTerminalRun(t, asked)
+	r.f.approvals[apr1] = approvalJSON(t, "pending", asked)
+	r.decided(apr1)
+	if code := r.run(func() {
+		r.shows(t, prompt)
+		r.keys <- "s\r"
+	}, "run", "hello"); code != ExitDone || !r.f.wasSent(`{"decision":"skip"}`) || r.f.wasSent(`{"decision":"answer","answers":{}}`) {
+		t.Errorf("exit code %d, sent %q", code, r.f.bodies)
+	}
+}
+
 // until waits until the screen has one of the texts, and returns what the screen shows up to it, and the text.
 func (r *terminalRun) until(t *testing.T, texts ...string) (before, found string) {
 	t.Helper()
