@@ -2,6 +2,8 @@ package agent_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +42,34 @@ func TestPermit_ShowsWhatACallDoesWhole(t *testing.T) {
 	}
 	if r.Title != `List\u{a}files` || r.Reason != "I only list.\n\\u{202e}command: ls" {
 		t.Errorf("title %q, reason %q", r.Title, r.Reason)
+	}
+}
+
+// TestPermit_ShowsWhereALinkLeads tests that a person sees the file that a call changes, if the call names it by a link.
+func TestPermit_ShowsWhereALinkLeads(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	link := filepath.Join(root, "link")
+	if err := os.Symlink(root, link); err != nil {
+		t.Fatal(err)
+	}
+	for named, want := range map[string][]string{
+		"docs/.env": {"docs/.env", ".env"}, link + "/docs/.env": {link + "/docs/.env", ".env"}, ".env": {".env"}, "./.env": {"./.env"}, link + "/.env": {link + "/.env"}, root + "/.env": {root + "/.env"},
+	} {
+		a := newAsking(t, func(c *agent.TurnConfig) { c.Workspace = link })
+		a.RequestPermission(events.MainConversation, agent.PermissionRequest{
+			Key: "a", Call: permission.Call{Tool: "Bash", Kind: permission.KindEdit, Paths: []permission.Path{{Path: ".env"}}}, Preview: events.ApprovalPreview{Paths: []string{named}},
+		}, func(agent.PermissionAnswer) {})
+		if r, _ := a.requested(0); !slices.Equal(r.Preview.Paths, want) {
+			t.Errorf("%s: a person sees %q, want %q", named, r.Preview.Paths, want)
+		}
+	}
+	a := newAsking(t, func(c *agent.TurnConfig) { c.Workspace = root })
+	a.RequestPermission(events.MainConversation, agent.PermissionRequest{
+		Key: "a", Call: permission.Call{Tool: "Bash", Kind: permission.KindEdit, Paths: []permission.Path{{Path: "/etc/hosts", Outside: true}}}, Preview: events.ApprovalPreview{Paths: []string{root + "/etc/hosts"}},
+	}, func(agent.PermissionAnswer) {})
+	if r, _ := a.requested(0); len(r.Preview.Paths) != 2 {
+		t.Errorf("a link that leads out: a person sees %q", r.Preview.Paths)
 	}
 }
 
