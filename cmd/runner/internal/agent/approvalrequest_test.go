@@ -109,6 +109,24 @@ func TestPermit_RefusesACallTooLargeToShow(t *testing.T) {
 	}
 }
 
+// TestPermit_RefusesAFormTooLargeToStore tests that a request is denied whose questions or schema the executor would refuse:
+// nobody could decide it.
+func TestPermit_RefusesAFormTooLargeToStore(t *testing.T) {
+	t.Parallel()
+	a := newAsking(t)
+	text := strings.Repeat("x", 600<<10)
+	for key, r := range map[string]agent.PermissionRequest{
+		"questions": {Kind: events.ApprovalQuestion, Questions: []events.Question{{ID: "q", Question: text}}},
+		"schema":    {Kind: events.ApprovalElicitation, Schema: []byte(`{"title":"` + text + `"}`)},
+	} {
+		r.Key, r.Call = key, permission.Call{Tool: "Bash", Kind: permission.KindQuestion}
+		a.RequestPermission(events.MainConversation, r, func(answer agent.PermissionAnswer) { a.answers[key] = answer })
+		if got := a.answers[key]; got.Outcome != events.OutcomeRejected || !strings.Contains(got.Message, key) {
+			t.Errorf("%s: answered %+v", key, got)
+		}
+	}
+}
+
 // TestPermit_SaysHowLongACutTextIs tests that content which is larger than the request may be is cut with the length of
 // the whole.
 func TestPermit_SaysHowLongACutTextIs(t *testing.T) {
