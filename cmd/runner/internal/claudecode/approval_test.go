@@ -292,6 +292,21 @@ func TestPreview_ShowsAllArgumentsThatChangeTheEffect(t *testing.T) {
 	}
 }
 
+// A request for answers without a question that a person could answer is denied.
+func TestQuestions_ThatCannotBeReadAreDenied(t *testing.T) {
+	t.Parallel()
+	st := newPolicyStage(t, agent.Launch{Permissions: askAll}).prints(initLine,
+		useTool("a", askUserQuestion, `{}`), useTool("b", askUserQuestion, `{"questions":[]}`), useTool("c", askUserQuestion, `{"questions":[{"question":"Which?","options":"none"}]}`))
+	if r := of[events.ApprovalRequested](st, "approval_requested"); len(r) != 0 {
+		t.Errorf("a person was asked: %+v", r)
+	}
+	for _, d := range of[events.PermissionDecided](st, "permission_decided") {
+		if d.Rule != ruleUnreadableRequest {
+			t.Errorf("decided %+v", d)
+		}
+	}
+}
+
 func TestPlan_IsTheFileThatTheAgentWroteLast(t *testing.T) {
 	t.Parallel()
 	st := newPolicyStage(t, agent.Launch{Permissions: events.Permissions{Default: "ask", Tools: map[string]string{"Write": "allow"}}})
