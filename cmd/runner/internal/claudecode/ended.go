@@ -232,7 +232,7 @@ func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
 		})
 	case "task_started": // its blocks tell the rest
-		s.noteSubagentStart(n.TaskID, n.ToolUseID)
+		return s.noteSubagentStart(n.TaskID, n.ToolUseID, t)
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:

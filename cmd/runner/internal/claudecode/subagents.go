@@ -49,11 +49,15 @@ func (s *session) handleTranscriptLines(l outputLine, t *agent.Turn) error {
 	return errors.Join(errs...)
 }
 
-// noteSubagentStart notes which call of this turn has started the sub-agent with the CLI's id id.
-func (s *session) noteSubagentStart(id, call string) {
-	if c := s.turn.calls[call]; c != nil && isSubagentTool(c.name) {
-		s.subagents[id] = subagentInfo{call: call, depth: c.depth + 1}
+// noteSubagentStart notes which call of this turn has started the sub-agent with the CLI's id id, and journals the lines of its transcript that
+// have come before.
+func (s *session) noteSubagentStart(id, call string, t *agent.Turn) error {
+	c := s.turn.calls[call]
+	if c == nil || !isSubagentTool(c.name) {
+		return nil
 	}
+	s.subagents[id] = subagentInfo{call: call, depth: c.depth + 1}
+	return s.handleEarlyLines(id, t)
 }
 
 // handleTranscriptLine journals a line of the transcript of the sub-agent with the CLI's id id. Lines of a sub-agent of an earlier process, which got

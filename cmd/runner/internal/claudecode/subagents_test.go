@@ -82,6 +82,27 @@ func TestSubagents_AreKnownFromTheirTaskBeforeTheirTranscript(t *testing.T) {
 	}
 }
 
+// Lines that came before the CLI named the sub-agent's call are journaled before those that come after it, and their calls wait no longer.
+func TestSubagents_KeepTheOrderOfLinesThatCameBeforeTheirCall(t *testing.T) {
+	t.Parallel()
+	st := newPolicyStage(t, agent.Launch{Permissions: askAll}).prints(startOf("t1"), hookLine("held", "a1", "Bash", "t2"),
+		mirrored("a1", partLine("m1", textPart("first")), partLine("m1", callPart("t2", "Bash", `{}`))),
+		`{"type":"system","subtype":"task_started","task_id":"a1","tool_use_id":"t1"}`)
+	if st.answers()["held"] == nil {
+		t.Error("the call waits although its line has come")
+	}
+	st.prints(mirrored("a1", partLine("m2", textPart("second"))), done)
+	var texts []string
+	for _, b := range of[events.BlockStart](st, "block_start") {
+		if b.Block.Content != "" {
+			texts = append(texts, b.Block.Content)
+		}
+	}
+	if !slices.Equal(texts, []string{"first", "second"}) {
+		t.Errorf("texts %q", texts)
+	}
+}
+
 // The CLI prints the result of a sub-agent before the sub-agent's last text: the text is in the conversation before its end.
 func TestSubagents_EndAfterTheirLastText(t *testing.T) {
 	t.Parallel()
