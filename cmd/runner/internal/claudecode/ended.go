@@ -78,6 +78,9 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	for _, id := range slices.Sorted(maps.Keys(s.turn.early)) {
 		errs = append(errs, s.handleEarlyLines(id, t))
 	}
+	for _, h := range s.turn.held { // their lines did not come
+		errs = append(errs, s.sendHookDecision(h.request, events.PermissionDeny, outsideTurnMessage))
+	}
 	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)

@@ -148,12 +148,12 @@ func TestHook_HoldsACallOfASubagentUntilItWasJournaled(t *testing.T) {
 	}
 }
 
-// Two calls that wait are both answered, also if a model gave them the same id.
+// Two calls that wait are both answered, also if a model gave them the same id, and none waits after the turn.
 func TestHook_AnswersEveryCall(t *testing.T) {
 	t.Parallel()
 	st := newPolicyStage(t, agent.Launch{Permissions: askAll}).prints(
 		startOf("t1"), startOf("t2"), mirrored("a1", metadataLine("t1", 1)), mirrored("a2", metadataLine("t2", 1)),
-		hookLine("one", "a1", "Bash", "call_0"), hookLine("two", "a2", "Bash", "call_0"),
+		hookLine("one", "a1", "Bash", "call_0"), hookLine("two", "a2", "Bash", "call_0"), hookLine("three", "a2", "Bash", "call_1"),
 		mirrored("a1", partLine("m1", callPart("call_0", "Bash", `{}`))))
 	if a := st.answers(); a["one"] == nil || a["two"] != nil {
 		t.Errorf("answers before the second call was journaled: %s", a)
@@ -161,6 +161,10 @@ func TestHook_AnswersEveryCall(t *testing.T) {
 	st.prints(mirrored("a2", partLine("m2", callPart("call_0", "Bash", `{}`))))
 	if a := st.answers(); a["two"] == nil {
 		t.Errorf("answers %s", a)
+	}
+	st.prints(done)
+	if a := st.answers(); !strings.Contains(string(a["three"]), `"deny"`) {
+		t.Errorf("answers after the turn: %s", a)
 	}
 }
 
