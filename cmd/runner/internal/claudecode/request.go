@@ -77,8 +77,8 @@ const outsideTurnMessage = "No query is being answered."
 // conversationOf returns the id of the conversation in which a call was made: that of the sub-agent with the id agentID,
 // or else the one that has a call with the id.
 func (s *session) conversationOf(toolUseID, agentID string) string {
-	if info, ok := s.subagents[agentID]; ok {
-		return info.conversation
+	if _, known := s.subagents[agentID]; known {
+		return s.conversationName(agentID)
 	}
 	conversation, _ := s.findCall(toolUseID)
 	return conversation

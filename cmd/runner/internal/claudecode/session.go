@@ -51,6 +51,7 @@ type turnState struct {
 	calls         map[callKey]*runningCall    // running tools
 	held          []heldHook                  // calls of sub-agents that wait until they are journaled
 	early         map[string][]transcriptLine // lines of transcripts of sub-agents that wait for their call, by the CLI's id
+	earlyBytes    int                         // size of early
 	maxDepth      uint32                      // levels of sub-agents that may be started; 0 for no limit
 	todo          string                      // the open todo block
 	seen          events.Usage                // the sum over the messages

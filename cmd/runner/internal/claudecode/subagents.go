@@ -14,6 +14,9 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
+// maxEarlyBytes is the maximum size in bytes of the messages to and from sub-agents that wait for the call of their sub-agent.
+const maxEarlyBytes = 8 << 20
+
 // subagentInfo holds the metadata that the CLI records when it starts a sub-agent.
 type subagentInfo struct {
 	conversation string // the id of its conversation
@@ -100,7 +103,8 @@ func (s *session) startedConversation(call string, depth uint32) string {
 }
 
 // handleTranscriptLine journals a line of the transcript of the sub-agent with the CLI's id id. Lines of a sub-agent of an earlier process, which got
-// another message, wait for the line with its call, which the CLI may print later.
+// another message, wait for the line with its call, which the CLI may print later. If too many wait, the lines of the sub-agent are journaled in a
+// conversation that is named after it.
 func (s *session) handleTranscriptLine(id string, e transcriptLine, t *agent.Turn) error {
 	if e.Type == "agent_metadata" {
 		s.subagents[id] = subagentInfo{conversation: s.startedConversation(e.ToolUseID, e.SpawnDepth), depth: e.SpawnDepth}
@@ -108,7 +112,11 @@ func (s *session) handleTranscriptLine(id string, e transcriptLine, t *agent.Tur
 	}
 	if _, known := s.subagents[id]; !known {
 		s.turn.early[id] = append(s.turn.early[id], e)
-		return nil
+		if s.turn.earlyBytes += len(e.Message) + len(e.ToolUseResult); s.turn.earlyBytes <= maxEarlyBytes {
+			return nil
+		}
+		s.subagents[id] = subagentInfo{}
+		return s.handleEarlyLines(id, t)
 	}
 	return s.journalTranscriptLine(id, e, t)
 }
@@ -119,6 +127,7 @@ func (s *session) handleEarlyLines(id string, t *agent.Turn) error {
 	delete(s.turn.early, id)
 	var errs []error
 	for _, e := range lines {
+		s.turn.earlyBytes -= len(e.Message) + len(e.ToolUseResult)
 		errs = append(errs, s.journalTranscriptLine(id, e, t))
 	}
 	return errors.Join(errs...)

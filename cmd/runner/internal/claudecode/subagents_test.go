@@ -201,6 +201,25 @@ func TestSubagents_WithRepeatedIDs(t *testing.T) {
 	}
 }
 
+// Lines of a sub-agent whose call never comes do not wait without limit.
+func TestSubagents_WhoseCallNeverComes(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin()
+	st.prints(mirrored("a1", partLine("m1", textPart("first"))))
+	for range 9 {
+		st.prints(mirrored("a1", partLine("m1", textPart(strings.Repeat("x", 1<<20)))))
+	}
+	var first string
+	for _, l := range st.journal.Lines() {
+		if strings.Contains(string(l.Data), `"first"`) {
+			first = l.ConversationID
+		}
+	}
+	if waiting := st.session.(*session).turn.early["a1"]; first != "a1" || len(waiting) > 0 {
+		t.Errorf("%d lines wait, the first is in conversation %q", len(waiting), first)
+	}
+}
+
 // A model cannot name the conversation of a sub-agent as the main agent's is named.
 func TestSubagents_AreNotTheMainAgent(t *testing.T) {
 	t.Parallel()
