@@ -160,6 +160,20 @@ func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	}
 }
 
+// TestScreen_ErasesRowsOnAVeryNarrowTerminal tests that a row which the terminal itself wrapped, because it has fewer columns
+// than lines have at least, is erased completely: otherwise each redraw would move the text above away.
+func TestScreen_ErasesRowsOnAVeryNarrowTerminal(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	s := &screen{out: &out, tty: true, width: func() int { return 9 }, status: strings.Repeat("s", 19)}
+	s.flush()
+	out.Reset()
+	s.flush()
+	if got := out.String(); !strings.HasPrefix(got, "\r\x1b[2A\x1b[J") {
+		t.Errorf("erased by %q", got[:min(len(got), 12)])
+	}
+}
+
 // TestSafeText_ShowsWhatEscapeSequencesEnclose tests that text inside an escape sequence, and text that a program
 // overwrites, stays visible.
 func TestSafeText_ShowsWhatEscapeSequencesEnclose(t *testing.T) {
