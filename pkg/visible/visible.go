@@ -16,9 +16,14 @@ var blank = &unicode.RangeTable{
 	R32: []unicode.Range32{{Lo: 0x13441, Hi: 0x13442, Stride: 1}, {Lo: 0x1d159, Hi: 0x1d159, Stride: 1}},
 }
 
+// maxMarks is the maximum number of combining marks on a character. No script needs more, and a terminal may show more of
+// them across the lines above and below.
+const maxMarks = 8
+
 // Text returns s with all characters escaped that a reader cannot see: control and format characters, default-ignorable
-// characters, spaces other than U+0020, and unassigned and private characters. Line feeds and tabs stay. An invalid byte
-// becomes \x{ff}. Text(a+b) equals Text(a)+Text(b) if both are valid UTF-8, and Text(Text(a)) equals Text(a).
+// characters, spaces other than U+0020, unassigned and private characters, and combining marks after the eighth on a
+// character. Line feeds and tabs stay. An invalid byte becomes \x{ff}. Text(a+b) equals Text(a)+Text(b) if both are valid
+// UTF-8 and b does not begin with a combining mark, and Text(Text(a)) equals Text(a).
 func Text(s string) string { return escape(s, "\n\t") }
 
 // Line returns s on one line: it escapes the characters that Text escapes, line feeds and tabs.
@@ -26,11 +31,18 @@ func Line(s string) string { return escape(s, "") }
 
 // escape escapes all characters of s that are neither visible nor in keep.
 func escape(s, keep string) string {
-	isKept := func(r rune) bool { return isVisible(r) || strings.ContainsRune(keep, r) }
+	marks := 0 // on the last character
+	isKept := func(r rune) bool {
+		if marks++; !unicode.In(r, unicode.Mn, unicode.Me) {
+			marks = 0
+		}
+		return marks <= maxMarks && isVisible(r) || strings.ContainsRune(keep, r)
+	}
 	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !isKept(r) }) {
 		return s
 	}
 	var b strings.Builder
+	marks = 0
 	for len(s) > 0 {
 		r, size := utf8.DecodeRuneInString(s)
 		switch {

@@ -28,6 +28,23 @@ func TestArguments_AreReadInEveryCase(t *testing.T) {
 	}
 }
 
+// A call with two arguments that name its command or its folder is denied: a person would see one, and the agent might use the other.
+func TestArguments_WithTwoCommandsAreDenied(t *testing.T) {
+	t.Parallel()
+	for _, input := range []string{
+		`{"command":"ls","cmd":"rm -rf data"}`, `{"command":["rm","-rf","data"],"cmd":"ls"}`, `{"Command":"ls","CMD":"rm"}`, `{"command":"ls","cwd":"/a","workdir":"/b"}`,
+	} {
+		s := OpenSession(Dialect{}, agent.Launch{Folders: agent.Folders{Workspace: t.TempDir()}}, &agenttest.Stdin{}).(*session)
+		call := ToolCall{ID: "c", Kind: sdk.ToolKindExecute, Input: json.RawMessage(input)}
+		if r := s.newPermissionRequest(call, ToolCall{ID: "c"}, nil); r.Decided == nil || r.Decided.Rule != ruleUnreadableRequest {
+			t.Errorf("%s: %+v, the command is %q", input, r.Decided, r.Call.Command)
+		}
+	}
+	if got, ok := parseCallArguments(json.RawMessage(`{"command":null,"cmd":"ls"}`)); !ok || got.Cmd != "ls" {
+		t.Errorf("%+v, %t", got, ok)
+	}
+}
+
 // A call with an argument in two spellings is denied, whatever its kind: the policy would judge one, and the agent might run the other.
 func TestArguments_InTwoCasesAreDenied(t *testing.T) {
 	t.Parallel()

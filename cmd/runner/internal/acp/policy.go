@@ -168,11 +168,16 @@ type callArguments struct {
 }
 
 // parseCallArguments decodes the arguments of a call that a permission request shows. It leaves out arguments of an unexpected type. The bool
-// is false if two arguments have the same name in different cases.
+// is false if two arguments have the same name in different cases, or name different commands or folders: the agent may use either.
 func parseCallArguments(raw json.RawMessage) (callArguments, bool) {
 	fields, ok := parseArguments(raw)
 	if !ok {
 		return callArguments{}, fields == nil
+	}
+	for _, same := range [][2]string{{"command", "cmd"}, {"cwd", "workdir"}} {
+		if a, b := fields[same[0]], fields[same[1]]; hasValue(a) && hasValue(b) && !bytes.Equal(a, b) {
+			return callArguments{}, false
+		}
 	}
 	text := func(key string) (s string) {
 		if json.Unmarshal(fields[key], &s) != nil {
@@ -243,7 +248,7 @@ func (s *session) newPermissionRequest(c, known ToolCall, made []callContent) ag
 	}
 	interpreted := []permission.CallKind{permission.KindRead, permission.KindEdit, permission.KindShell, permission.KindNetwork}
 	if (!ownOK || !inOK) && slices.Contains(interpreted, tool.Kind) {
-		r.Decided = newDenial(ruleUnreadableRequest, "the request has two arguments whose names differ only in case")
+		r.Decided = newDenial(ruleUnreadableRequest, "the request has two arguments that mean the same")
 	}
 	if p := &r.Preview; p.Command+p.URL != "" { // the content describes the call
 		said, p.Text = append(said, p.Text), ""

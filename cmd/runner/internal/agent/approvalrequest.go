@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -21,13 +22,16 @@ const (
 	maxShownLine = 1 << 10
 	// maxApprovalInput is the maximum size of the arguments that an approval request contains, in bytes.
 	maxApprovalInput = 64 << 10
+	// maxApprovalForm is the maximum size in bytes of the questions of an approval request, and of its schema. The
+	// executor refuses a request with more than twice as much.
+	maxApprovalForm = 512 << 10
 )
 
 // ruleTooLargeToShow is the rule that denies a call because a person could not see all of what it does.
 const ruleTooLargeToShow = "too-large-to-show"
 
 // newApprovalRequest returns the event that asks a person about a request, without its id. If a field that says what the
-// call does is larger than a person can be shown, it returns a denial instead.
+// call does, or what the person answers, is larger than a person can be shown, it returns a denial instead.
 func (t *Turn) newApprovalRequest(p *pendingRequest) (e events.ApprovalRequested, denial *permission.Decision) {
 	r := p.request
 	e = events.ApprovalRequested{
@@ -39,7 +43,7 @@ func (t *Turn) newApprovalRequest(p *pendingRequest) (e events.ApprovalRequested
 		e.Kind = events.ApprovalTool
 	}
 	e.Preview.Cut = slices.Clone(r.Preview.Cut)
-	v, tooLarge := &e.Preview, ""
+	v, tooLarge, limit := &e.Preview, "", maxShownText
 	whole := func(name string, show func(string) string, texts ...string) []string {
 		shown, fits := wholeTexts(show, texts)
 		if !fits {
@@ -49,10 +53,16 @@ func (t *Turn) newApprovalRequest(p *pendingRequest) (e events.ApprovalRequested
 	}
 	v.Command = whole("command", t.shownText, r.Preview.Command)[0]
 	v.Cwd, v.URL = whole("working directory", t.shownLine, r.Preview.Cwd)[0], whole("URL", t.shownLine, r.Preview.URL)[0]
-	v.Paths, v.Hosts = whole("list of files", t.shownLine, shownPaths(r)...), whole("list of hosts", t.shownLine, r.Call.Hosts...)
+	v.Paths, v.Hosts = whole("list of files", t.shownLine, t.shownPaths(r)...), whole("list of hosts", t.shownLine, r.Call.Hosts...)
+	if len(r.Schema) > maxApprovalForm {
+		tooLarge, limit = "schema", maxApprovalForm
+	}
+	if questions, err := json.Marshal(r.Questions); err != nil || len(questions) > maxApprovalForm {
+		tooLarge, limit = "list of questions", maxApprovalForm
+	}
 	if tooLarge != "" {
 		return e, &permission.Decision{Action: events.PermissionDeny, Rule: ruleTooLargeToShow, Reason: fmt.Sprintf(
-			"A person would have to approve this call, and its %s is larger than the %d bytes that a person can be shown. It was denied. Make it smaller, for example with a script in a file.", tooLarge, maxShownText)}
+			"A person would have to approve this call, and its %s is larger than the %d bytes that a person can be shown. It was denied. Make it smaller, for example with a script in a file.", tooLarge, limit)}
 	}
 	v.Diff, v.Text, e.Reason = t.cutText("diff", r.Preview.Diff, v), t.cutText("text", r.Preview.Text, v), t.cutText("reason", r.Reason, v)
 	switch {
@@ -78,14 +88,28 @@ func FirstLine(s string) string {
 
 // shownPaths returns the files that a person sees: those that the call names, and those that the policy checks if they
 // are others, such as the file to which a link leads.
-func shownPaths(r PermissionRequest) []string {
+func (t *Turn) shownPaths(r PermissionRequest) []string {
 	paths := slices.Clone(r.Preview.Paths)
 	for _, c := range r.Call.Paths {
-		if !slices.ContainsFunc(paths, func(p string) bool { return p == c.Path || strings.HasSuffix(p, "/"+c.Path) }) {
+		if !slices.ContainsFunc(paths, func(p string) bool { return p == c.Path || t.isWorkspacePath(p, c.Path) }) {
 			paths = append(paths, c.Path)
 		}
 	}
 	return paths
+}
+
+// isWorkspacePath reports whether path names the file at rel, which is relative to the workspace, without a link.
+func (t *Turn) isWorkspacePath(path, rel string) bool {
+	real, err := filepath.EvalSymlinks(t.cfg.Workspace)
+	if err != nil || filepath.IsAbs(rel) {
+		return false
+	}
+	for _, root := range []string{t.cfg.Workspace, real} { // some agents name files by the one, and some by the other
+		if path == filepath.Join(root, rel) {
+			return true
+		}
+	}
+	return filepath.ToSlash(filepath.Clean(path)) == rel
 }
 
 // wholeTexts returns texts in the form that show returns, and reports whether they have at most maxShownText bytes

@@ -2,6 +2,8 @@ package agent_test
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -43,6 +45,34 @@ func TestPermit_ShowsWhatACallDoesWhole(t *testing.T) {
 	}
 }
 
+// TestPermit_ShowsWhereALinkLeads tests that a person sees the file that a call changes, if the call names it by a link.
+func TestPermit_ShowsWhereALinkLeads(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	link := filepath.Join(root, "link")
+	if err := os.Symlink(root, link); err != nil {
+		t.Fatal(err)
+	}
+	for named, want := range map[string][]string{
+		"docs/.env": {"docs/.env", ".env"}, link + "/docs/.env": {link + "/docs/.env", ".env"}, ".env": {".env"}, "./.env": {"./.env"}, link + "/.env": {link + "/.env"}, root + "/.env": {root + "/.env"},
+	} {
+		a := newAsking(t, func(c *agent.TurnConfig) { c.Workspace = link })
+		a.RequestPermission(events.MainConversation, agent.PermissionRequest{
+			Key: "a", Call: permission.Call{Tool: "Bash", Kind: permission.KindEdit, Paths: []permission.Path{{Path: ".env"}}}, Preview: events.ApprovalPreview{Paths: []string{named}},
+		}, func(agent.PermissionAnswer) {})
+		if r, _ := a.requested(0); !slices.Equal(r.Preview.Paths, want) {
+			t.Errorf("%s: a person sees %q, want %q", named, r.Preview.Paths, want)
+		}
+	}
+	a := newAsking(t, func(c *agent.TurnConfig) { c.Workspace = root })
+	a.RequestPermission(events.MainConversation, agent.PermissionRequest{
+		Key: "a", Call: permission.Call{Tool: "Bash", Kind: permission.KindEdit, Paths: []permission.Path{{Path: "/etc/hosts", Outside: true}}}, Preview: events.ApprovalPreview{Paths: []string{root + "/etc/hosts"}},
+	}, func(agent.PermissionAnswer) {})
+	if r, _ := a.requested(0); len(r.Preview.Paths) != 2 {
+		t.Errorf("a link that leads out: a person sees %q", r.Preview.Paths)
+	}
+}
+
 // TestPermit_RefusesACallTooLargeToShow tests that a call is denied, and no person is asked, if a field that says what
 // it does is larger than what a person can be shown.
 func TestPermit_RefusesACallTooLargeToShow(t *testing.T) {
@@ -75,6 +105,24 @@ func TestPermit_RefusesACallTooLargeToShow(t *testing.T) {
 		})
 		if !denied {
 			t.Errorf("%s: the journal has no denial", field)
+		}
+	}
+}
+
+// TestPermit_RefusesAFormTooLargeToStore tests that a request is denied whose questions or schema the executor would refuse:
+// nobody could decide it.
+func TestPermit_RefusesAFormTooLargeToStore(t *testing.T) {
+	t.Parallel()
+	a := newAsking(t)
+	text := strings.Repeat("x", 600<<10)
+	for key, r := range map[string]agent.PermissionRequest{
+		"questions": {Kind: events.ApprovalQuestion, Questions: []events.Question{{ID: "q", Question: text}}},
+		"schema":    {Kind: events.ApprovalElicitation, Schema: []byte(`{"title":"` + text + `"}`)},
+	} {
+		r.Key, r.Call = key, permission.Call{Tool: "Bash", Kind: permission.KindQuestion}
+		a.RequestPermission(events.MainConversation, r, func(answer agent.PermissionAnswer) { a.answers[key] = answer })
+		if got := a.answers[key]; got.Outcome != events.OutcomeRejected || !strings.Contains(got.Message, key) {
+			t.Errorf("%s: answered %+v", key, got)
 		}
 	}
 }

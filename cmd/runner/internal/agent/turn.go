@@ -51,6 +51,7 @@ type TurnConfig struct {
 	Redact      *redact.Set        // values that no line may contain; nil for none
 	Policy      *permission.Policy // decides requests of the agent; nil for the policy of an agent without permissions
 	Approved    []string           // classes of requests that a person approved in an earlier attempt
+	Workspace   string             // absolute path of the agent's folder; "" if requests name no files in it
 	BeforeEnd   func()             // called once, before the line that ends the turn is journaled; nil for nothing
 
 	// AnswerTimeout is the time limit for a request that the agent answers without its model; 0 for no limit.

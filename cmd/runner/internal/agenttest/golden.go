@@ -141,7 +141,7 @@ func checkDisorderedReplay(t *testing.T, s AgentUnderTest, g Goldens) {
 		permissions := firstQuery(steps).Permissions
 		session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: permissions}, &Stdin{})
 		q := runner.Query{ExecutionID: "exe_1", Attempt: 1, Content: "hello", Permissions: permissions}
-		turn := newQueryTurn(t, &journal, q)
+		turn := newQueryTurn(t, &journal, q, place)
 		if err := session.BeginTurn(q, turn); err != nil {
 			t.Fatal(err)
 		}
@@ -207,7 +207,7 @@ func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []Reco
 		switch {
 		case step.Query != nil:
 			turn.RunAlarm() // the agent is quiet
-			turn = newQueryTurn(t, &journal, *step.Query)
+			turn = newQueryTurn(t, &journal, *step.Query, place)
 			err = session.BeginTurn(*step.Query, turn)
 		case step.Decide != nil:
 			step.Decide.applyTo(t, &journal, turn)

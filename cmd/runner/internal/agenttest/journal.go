@@ -81,11 +81,12 @@ func FixedTime() time.Time { return time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC) 
 // clock is FixedTime.
 func NewJournalTurn(t testing.TB, j *Journal, execution string) *agent.Turn {
 	t.Helper()
-	return newQueryTurn(t, j, runner.Query{ExecutionID: execution})
+	return newQueryTurn(t, j, runner.Query{ExecutionID: execution}, agent.Folders{})
 }
 
-// newQueryTurn begins a turn that writes to the journal j, with the execution and the permission policy of a query.
-func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
+// newQueryTurn begins a turn that writes to the journal j, with the execution and the permission policy of a query, of an
+// agent that works in the folders place.
+func newQueryTurn(t testing.TB, j *Journal, q runner.Query, place agent.Folders) *agent.Turn {
 	t.Helper()
 	policy, err := permission.New(q.Permissions, q.ExecutionPermissions)
 	if err != nil {
@@ -93,6 +94,7 @@ func newQueryTurn(t testing.TB, j *Journal, q runner.Query) *agent.Turn {
 	}
 	return agent.NewTurn(t.Context(), agent.TurnConfig{
 		Journal: j, ExecutionID: q.ExecutionID, Coalesce: time.Hour, Now: FixedTime, Policy: policy, Approved: q.Approved,
+		Workspace: place.Workspace,
 	})
 }
 
@@ -103,7 +105,7 @@ func ReplayLines(t testing.TB, a agent.Adapter, l agent.Launch, q runner.Query, 
 	var stdin Stdin
 	var journal Journal
 	s := a.OpenSession(l, &stdin)
-	turn := newQueryTurn(t, &journal, q)
+	turn := newQueryTurn(t, &journal, q, l.Folders)
 	turn.Start(runner.TurnStart{Attempt: q.Attempt, PID: 1, Policy: q.PolicyName()})
 	if err := s.BeginTurn(q, turn); err != nil {
 		t.Fatalf("begin: %v", err)

@@ -190,7 +190,7 @@ func (r *recorder) recordTurn(i int, permissions events.Permissions, ask Scenari
 		SubagentDepth: ask.SubagentDepth,
 	}
 	var journal Journal
-	turn := newQueryTurn(t, &journal, q)
+	turn := newQueryTurn(t, &journal, q, r.place)
 	r.writeStep(RecordingStep{Query: &q})
 	if err := r.session.BeginTurn(q, turn); err != nil {
 		t.Fatal(err)

@@ -261,7 +261,6 @@ func TestPreview_ShowsWhatACallWouldDo(t *testing.T) {
 		"edit that fits nowhere": {"Edit", `{"file_path":"none.go","old_string":"b\n","new_string":"x\n"}`, "Edit: none.go", "--- none.go\n+++ none.go\n@@ -1 +1 @@\n-b\n+x\n", ""},
 		"overwrite":              {"Write", `{"file_path":"code.go","content":"a\nb\nb\n"}`, "Write: code.go", "--- code.go\n+++ code.go\n@@ -1,4 +1,3 @@\n a\n b\n b\n-c\n", ""},
 		"new file":               {"Write", `{"file_path":"new.go","content":"a\n"}`, "Write: new.go", "", "a\n"},
-		"cell":                   {"NotebookEdit", `{"notebook_path":"n.ipynb","new_source":"x = 1"}`, "NotebookEdit: n.ipynb", "", "x = 1"},
 		"search":                 {"Grep", `{"pattern":"TODO"}`, "Grep: TODO in .", "", "TODO"},
 		"page":                   {"WebFetch", `{"url":"https://example.com/a","prompt":"Summarize"}`, "WebFetch: https://example.com/a", "", "Summarize"},
 		"query":                  {"WebSearch", `{"query":"go"}`, "WebSearch: go", "", "go"},
@@ -275,6 +274,36 @@ func TestPreview_ShowsWhatACallWouldDo(t *testing.T) {
 				t.Errorf("title %q, diff %q, text %q", r.Title, r.Preview.Diff, r.Preview.Text)
 			}
 		})
+	}
+}
+
+// A call whose effect depends on more than a text shows all of its arguments.
+func TestPreview_ShowsAllArgumentsThatChangeTheEffect(t *testing.T) {
+	t.Parallel()
+	s := newPolicyStage(t, agent.Launch{Permissions: askAll}).session.(*session)
+	for _, c := range []struct{ tool, input, shows string }{
+		{"NotebookEdit", `{"notebook_path":"n.ipynb","cell_id":"c1","edit_mode":"delete","new_source":"x = 1"}`, `"edit_mode": "delete"`},
+		{"Edit", `{"file_path":"none.go","old_string":"b","new_string":"x","replace_all":true}`, `"replace_all": true`},
+	} {
+		r := s.callPreview(s.scope.checkCall(c.tool, json.RawMessage(c.input)))
+		if !strings.Contains(r.Preview.Text, c.shows) || len(r.Preview.Paths) != 1 {
+			t.Errorf("%s: paths %q, text %q, diff %q", c.tool, r.Preview.Paths, r.Preview.Text, r.Preview.Diff)
+		}
+	}
+}
+
+// A request for answers without a question that a person could answer is denied.
+func TestQuestions_ThatCannotBeReadAreDenied(t *testing.T) {
+	t.Parallel()
+	st := newPolicyStage(t, agent.Launch{Permissions: askAll}).prints(initLine,
+		useTool("a", askUserQuestion, `{}`), useTool("b", askUserQuestion, `{"questions":[]}`), useTool("c", askUserQuestion, `{"questions":[{"question":"Which?","options":"none"}]}`))
+	if r := of[events.ApprovalRequested](st, "approval_requested"); len(r) != 0 {
+		t.Errorf("a person was asked: %+v", r)
+	}
+	for _, d := range of[events.PermissionDecided](st, "permission_decided") {
+		if d.Rule != ruleUnreadableRequest {
+			t.Errorf("decided %+v", d)
+		}
 	}
 }
 

@@ -78,6 +78,9 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 	for _, id := range slices.Sorted(maps.Keys(s.turn.early)) {
 		errs = append(errs, s.handleEarlyLines(id, t))
 	}
+	for _, h := range s.turn.held { // their lines did not come
+		errs = append(errs, s.sendHookDecision(h.request, events.PermissionDeny, outsideTurnMessage))
+	}
 	s.completeOpenBlocks(t)
 	t.Emit(events.MainConversation, events.MetadataUpdate{Usage: spent, CostUSD: cost, Model: cmp.Or(s.turn.model, s.model)})
 	s.reportTranscript(cmp.Or(l.SessionID, s.agentSession), t)
@@ -232,7 +235,7 @@ func (s *session) handleSystem(l outputLine, raw []byte, t *agent.Turn) error {
 			ToolName: n.ToolName, ToolUseID: n.ToolUseID, Code: cmp.Or(n.ReasonCode, n.ReasonType), Reason: n.Message,
 		})
 	case "task_started": // its blocks tell the rest
-		s.noteSubagentStart(n.TaskID, n.ToolUseID)
+		return s.noteSubagentStart(n.TaskID, n.ToolUseID, t)
 	case "thinking_tokens", "task_progress", "task_updated", "task_notification":
 		// The blocks contain the same.
 	default:

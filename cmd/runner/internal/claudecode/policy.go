@@ -146,6 +146,10 @@ func (s policyScope) checkCall(tool string, input json.RawMessage) callToDecide 
 		}
 	case permission.KindNetwork:
 		return s.addHost(c, args)
+	case permission.KindQuestion:
+		if tool == askUserQuestion && s.checked && len(parseQuestions(input)) == 0 {
+			return c.withDenial(ruleUnreadableRequest, "the request has no readable question")
+		}
 	}
 	return c
 }

@@ -52,8 +52,8 @@ func (s *session) callPreview(c callToDecide) agent.PermissionRequest {
 		about = strings.TrimLeft(p.Text, "# \n")
 	case c.Tool == "Edit", c.Tool == "MultiEdit", c.Tool == "Write":
 		p.Diff, p.Text = s.changePreview(c, args)
-	case c.Tool == "NotebookEdit":
-		p.Text = textArgument(args, "new_source")
+	case c.Tool == "NotebookEdit": // it may also delete a cell
+		p.Text = indentJSON(c.input)
 	case len(c.Paths) > 0:
 		if p.Text = textArgument(args, "pattern"); p.Text != "" {
 			about = p.Text + " in " + about
@@ -103,7 +103,7 @@ func textReplacements(args map[string]json.RawMessage) []textReplacement {
 }
 
 // changePreview returns a preview of the change of a file: a unified diff, or for a file that is not in the workspace
-// or is too large, a diff of the replaced texts or the new content.
+// or is too large, a diff of the replaced texts, the new content, or the arguments.
 func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage) (diff, content string) {
 	before, known := "", false
 	name := "file"
@@ -137,7 +137,7 @@ func (s *session) changePreview(c callToDecide, args map[string]json.RawMessage)
 	}
 	var b strings.Builder
 	for _, r := range textReplacements(args) {
-		if len(r.from) > maxPreviewedFile || len(r.to) > maxPreviewedFile {
+		if r.all || len(r.from) > maxPreviewedFile || len(r.to) > maxPreviewedFile {
 			return "", indentJSON(c.input)
 		}
 		b.WriteString(udiff.Unified(name, name, r.from, r.to))

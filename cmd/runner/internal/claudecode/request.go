@@ -74,13 +74,14 @@ func (s *session) requestPermission(id string, q cliRequest, readable bool, t *a
 // outsideTurnMessage is the message of a denial when no turn runs.
 const outsideTurnMessage = "No query is being answered."
 
-// conversationOf returns the id of the conversation in which a call was made: that of the call's id, or else that of
-// the sub-agent with the id agentID.
+// conversationOf returns the id of the conversation in which a call was made: that of the sub-agent with the id agentID,
+// or else the one that has a call with the id.
 func (s *session) conversationOf(toolUseID, agentID string) string {
-	if c := s.turn.calls[toolUseID]; c != nil {
-		return c.conv
+	if _, known := s.subagents[agentID]; known {
+		return s.conversationName(agentID)
 	}
-	return cmp.Or(s.subagents[agentID].call, events.MainConversation)
+	conversation, _ := s.findCall(toolUseID)
+	return conversation
 }
 
 // newPermissionResult converts the answer to a permission request to the format of the CLI.

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -48,10 +47,11 @@ type session struct {
 
 // turnState is the part of a session's state that is reset at the beginning of each turn.
 type turnState struct {
-	conversations map[string]*conversation    // by the id of the call that began it, "" for the agent itself
-	calls         map[string]*runningCall     // running tools, by the agent's id of the call
-	held          map[string]heldHook         // calls of sub-agents that wait until they are journaled, by the agent's id of the call
+	conversations map[string]*conversation    // by id, "" for the agent itself
+	calls         map[callKey]*runningCall    // running tools
+	held          []heldHook                  // calls of sub-agents that wait until they are journaled
 	early         map[string][]transcriptLine // lines of transcripts of sub-agents that wait for their call, by the CLI's id
+	earlyBytes    int                         // size of early
 	maxDepth      uint32                      // levels of sub-agents that may be started; 0 for no limit
 	todo          string                      // the open todo block
 	seen          events.Usage                // the sum over the messages
@@ -60,9 +60,14 @@ type turnState struct {
 	last          string                      // uuid of the last line of an answer in the agent's own conversation
 }
 
+// callKey identifies a tool call: models may give a call an id that a call in another conversation has.
+type callKey struct {
+	conversation string
+	id           string // the agent's id of the call
+}
+
 // runningCall is a tool call that has no result yet.
 type runningCall struct {
-	conv    string
 	depth   uint32 // of the conversation, see conversation.depth
 	name    string
 	input   json.RawMessage
@@ -80,8 +85,8 @@ func newSession(place agent.Folders, in agent.Stdin, now func() time.Time) *sess
 // newTurnState returns the state for a new turn.
 func newTurnState() turnState {
 	return turnState{
-		conversations: map[string]*conversation{"": {id: events.MainConversation}},
-		calls:         map[string]*runningCall{}, held: map[string]heldHook{}, early: map[string][]transcriptLine{},
+		conversations: map[string]*conversation{"": {id: events.MainConversation, begun: true}},
+		calls:         map[callKey]*runningCall{}, early: map[string][]transcriptLine{},
 	}
 }
 
@@ -229,7 +234,7 @@ func (s *session) HandleLine(raw []byte, t *agent.Turn) error {
 	case "control_cancel_request":
 		journalLogf(t, "info", "the agent withdrew request %s", l.RequestID)
 		t.WithdrawRequest(l.RequestID)
-		maps.DeleteFunc(s.turn.held, func(_ string, h heldHook) bool { return h.request == l.RequestID })
+		s.turn.held = slices.DeleteFunc(s.turn.held, func(h heldHook) bool { return h.request == l.RequestID })
 	case "rate_limit_event":
 		journalLogf(t, "info", "rate limit: %s", raw)
 	case "keep_alive", "tool_progress":

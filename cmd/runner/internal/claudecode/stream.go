@@ -12,6 +12,7 @@ import (
 type conversation struct {
 	id     string
 	depth  uint32      // 0 for the main agent, 1 for its sub-agents, and so on
+	begun  bool        // of the main agent, or the call that starts the sub-agent was journaled
 	block  string      // the open subagent block; "" for none
 	parent string      // id of the parent conversation
 	result *callResult // of the sub-agent's call, until the end of its transcript was read
@@ -183,7 +184,7 @@ func (s *session) journalPart(c *conversation, b *streamedBlock, p wholePart, t 
 	case "redacted_thinking":
 		block = events.Block{Kind: events.KindThinking, Summary: "withheld by the model's provider"}
 	case "tool_use", "server_tool_use", "mcp_tool_use":
-		s.turn.calls[p.ID] = &runningCall{conv: c.id, depth: c.depth, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
+		s.turn.calls[callKey{c.id, p.ID}] = &runningCall{depth: c.depth, name: p.Name, input: bytes.Clone(p.Input), started: s.now()}
 		if isSubagentTool(p.Name) {
 			s.beginSubagent(c, p.contentPart, t)
 			return

@@ -14,10 +14,13 @@ import (
 	"github.com/spoolhq/spool/pkg/events"
 )
 
+// maxEarlyBytes is the maximum size in bytes of the messages to and from sub-agents that wait for the call of their sub-agent.
+const maxEarlyBytes = 8 << 20
+
 // subagentInfo holds the metadata that the CLI records when it starts a sub-agent.
 type subagentInfo struct {
-	call  string // the call that has started it, which is also the id of its conversation
-	depth uint32 // see conversation.depth
+	conversation string // the id of its conversation
+	depth        uint32 // see conversation.depth
 }
 
 // heldHook is a call of the hook of the handshake that the session has not answered yet.
@@ -49,23 +52,71 @@ func (s *session) handleTranscriptLines(l outputLine, t *agent.Turn) error {
 	return errors.Join(errs...)
 }
 
-// noteSubagentStart notes which call of this turn has started the sub-agent with the CLI's id id.
-func (s *session) noteSubagentStart(id, call string) {
-	if c := s.turn.calls[call]; c != nil && isSubagentTool(c.name) {
-		s.subagents[id] = subagentInfo{call: call, depth: c.depth + 1}
+// noteSubagentStart notes which call of this turn has started the sub-agent with the CLI's id id, and journals the lines of its transcript that
+// have come before.
+func (s *session) noteSubagentStart(id, call string, t *agent.Turn) error {
+	parent, c := s.findCall(call)
+	runs := s.turn.conversations[s.subagents[id].conversation]
+	if c == nil || !isSubagentTool(c.name) || runs != nil && runs.block != "" {
+		return nil
 	}
+	sub := s.subagentOf(callKey{parent, call})
+	s.subagents[id] = subagentInfo{conversation: sub.id, depth: sub.depth}
+	return s.handleEarlyLines(id, t)
+}
+
+// findCall returns the running call with the id and its conversation, or nil and the main conversation. If calls of several conversations have the
+// id, it returns that of the main agent, or else any.
+func (s *session) findCall(id string) (conversation string, c *runningCall) {
+	for key, found := range s.turn.calls {
+		if key.id == id && (c == nil || key.conversation == events.MainConversation) {
+			conversation, c = key.conversation, found
+		}
+	}
+	return cmp.Or(conversation, events.MainConversation), c
+}
+
+// subagentOf returns the conversation that the call key has begun, or nil.
+func (s *session) subagentOf(key callKey) *conversation {
+	for _, id := range []string{key.id, nestedName(key)} {
+		if c := s.turn.conversations[id]; c != nil && c.begun && c.parent == key.conversation {
+			return c
+		}
+	}
+	return nil
+}
+
+// nestedName returns the id of the conversation that a call begins if another conversation is named after the call's id.
+func nestedName(key callKey) string { return key.conversation + "." + key.id }
+
+// startedConversation returns the id of the conversation at the given depth that a call with the id has begun or will begin.
+func (s *session) startedConversation(call string, depth uint32) string {
+	if c := s.turn.conversations[call]; call != events.MainConversation && (c == nil || c.depth == depth) {
+		return call
+	}
+	for _, c := range s.openSubagents() {
+		if c.depth == depth && c.id == nestedName(callKey{c.parent, call}) {
+			return c.id
+		}
+	}
+	return call
 }
 
 // handleTranscriptLine journals a line of the transcript of the sub-agent with the CLI's id id. Lines of a sub-agent of an earlier process, which got
-// another message, wait for the line with its call, which the CLI may print later.
+// another message, wait for the line with its call, which the CLI may print later. If too many wait, the lines of the sub-agent are journaled in a
+// conversation that is named after it.
 func (s *session) handleTranscriptLine(id string, e transcriptLine, t *agent.Turn) error {
 	if e.Type == "agent_metadata" {
-		s.subagents[id] = subagentInfo{call: e.ToolUseID, depth: e.SpawnDepth}
+		s.subagents[id] = subagentInfo{conversation: s.startedConversation(e.ToolUseID, e.SpawnDepth), depth: e.SpawnDepth}
 		return s.handleEarlyLines(id, t)
 	}
 	if _, known := s.subagents[id]; !known {
 		s.turn.early[id] = append(s.turn.early[id], e)
-		return nil
+		if s.turn.earlyBytes += len(e.Message) + len(e.ToolUseResult); s.turn.earlyBytes <= maxEarlyBytes {
+			return nil
+		}
+		s.subagents[id] = subagentInfo{}
+		return s.handleEarlyLines(id, t)
 	}
 	return s.journalTranscriptLine(id, e, t)
 }
@@ -76,6 +127,7 @@ func (s *session) handleEarlyLines(id string, t *agent.Turn) error {
 	delete(s.turn.early, id)
 	var errs []error
 	for _, e := range lines {
+		s.turn.earlyBytes -= len(e.Message) + len(e.ToolUseResult)
 		errs = append(errs, s.journalTranscriptLine(id, e, t))
 	}
 	return errors.Join(errs...)
@@ -89,7 +141,7 @@ func (s *session) journalTranscriptLine(id string, e transcriptLine, t *agent.Tu
 		if err != nil {
 			return err
 		}
-		return s.handleSubagentAnswer(s.subagentConversation(id), e, m, t)
+		return s.handleSubagentAnswer(id, e, m, t)
 	case "user":
 		m, err := decode[apiMessage](e.Message, "message for a sub-agent")
 		if err != nil {
@@ -103,18 +155,23 @@ func (s *session) journalTranscriptLine(id string, e transcriptLine, t *agent.Tu
 // subagentConversation returns the conversation of the sub-agent with the CLI's id id. A sub-agent of an earlier turn, which got another message,
 // has no block in this turn.
 func (s *session) subagentConversation(id string) *conversation {
-	info := s.subagents[id]
-	key := cmp.Or(info.call, id)
-	c := s.turn.conversations[key]
+	info, name := s.subagents[id], s.conversationName(id)
+	c := s.turn.conversations[name]
 	if c == nil {
-		c = &conversation{id: key, parent: events.MainConversation, depth: max(info.depth, 1)}
-		s.turn.conversations[key] = c
+		c = &conversation{id: name, parent: events.MainConversation, depth: max(info.depth, 1)}
+		s.turn.conversations[name] = c
 	}
 	return c
 }
 
-// handleSubagentAnswer journals a message of the model to a sub-agent, and answers the hooks that wait for its calls.
-func (s *session) handleSubagentAnswer(c *conversation, e transcriptLine, m apiMessage, t *agent.Turn) error {
+// conversationName returns the id of the conversation of the sub-agent with the CLI's id id, or of the main agent for "".
+func (s *session) conversationName(id string) string {
+	return cmp.Or(s.subagents[id].conversation, id, events.MainConversation)
+}
+
+// handleSubagentAnswer journals a message of the model to the sub-agent with the CLI's id id, and answers the hooks that wait for its calls.
+func (s *session) handleSubagentAnswer(id string, e transcriptLine, m apiMessage, t *agent.Turn) error {
+	c := s.subagentConversation(id)
 	if m.Model == "<synthetic>" {
 		s.handleSyntheticMessage(outputLine{Error: e.Error}, m, c, t)
 		return nil
@@ -127,10 +184,13 @@ func (s *session) handleSubagentAnswer(c *conversation, e transcriptLine, m apiM
 	var errs []error
 	for _, p := range m.Content {
 		s.journalPart(c, nil, wholePart{contentPart: p, message: m}, t)
-		if h, ok := s.turn.held[p.ID]; ok {
-			delete(s.turn.held, p.ID)
+		s.turn.held = slices.DeleteFunc(s.turn.held, func(h heldHook) bool {
+			if h.input.AgentID != id || h.input.ToolUseID != p.ID {
+				return false
+			}
 			errs = append(errs, s.answerHook(h))
-		}
+			return true
+		})
 	}
 	if c.result != nil && c.endsWith(c.result) {
 		s.finishSubagent(c, t)
@@ -160,17 +220,22 @@ func (s *session) handleCallHook(request string, raw json.RawMessage) error {
 		return errors.Join(err, s.sendHookDecision(request, events.PermissionDeny, "The call cannot be read."))
 	}
 	h := heldHook{request: request, input: in}
-	if s.pending && in.AgentID != "" && s.turn.calls[in.ToolUseID] == nil {
-		s.turn.held[in.ToolUseID] = h
+	if s.pending && in.AgentID != "" && s.hookedCall(h) == nil {
+		s.turn.held = append(s.turn.held, h)
 		return nil
 	}
 	return s.answerHook(h)
 }
 
+// hookedCall returns the journaled call for which the CLI has called the hook, or nil.
+func (s *session) hookedCall(h heldHook) *runningCall {
+	return s.turn.calls[callKey{s.conversationName(h.input.AgentID), h.input.ToolUseID}]
+}
+
 // answerHook answers a call of the hook of the handshake. It denies the start of a sub-agent below the deepest level that the query allows, and
 // otherwise makes the CLI ask about the call if the policy has to decide.
 func (s *session) answerHook(h heldHook) error {
-	c := s.turn.calls[h.input.ToolUseID]
+	c := s.hookedCall(h)
 	switch limit := s.turn.maxDepth; {
 	case c != nil && limit > 0 && c.depth >= limit && isSubagentTool(h.input.ToolName):
 		return s.sendHookDecision(h.request, events.PermissionDeny,
@@ -187,19 +252,32 @@ func (s *session) sendHookDecision(request, decision, reason string) error {
 }
 
 // beginSubagent begins the conversation of the sub-agent that the call p starts, and journals its block in the conversation parent. If the
-// conversation has begun already, beginSubagent does nothing.
+// sub-agent runs already, beginSubagent does nothing.
 func (s *session) beginSubagent(parent *conversation, p contentPart, t *agent.Turn) {
-	if s.turn.conversations[p.ID] != nil {
-		return
+	key := callKey{parent.id, p.ID}
+	c := s.subagentOf(key)
+	if c != nil && c.result != nil { // the model repeats the id
+		s.finishSubagent(c, t)
 	}
+	switch named := s.turn.conversations[p.ID]; {
+	case c != nil && c.block != "":
+		return
+	case c != nil: // it has ended
+	case named == nil && p.ID != events.MainConversation:
+		c = &conversation{id: p.ID}
+	case named != nil && !named.begun: // lines of its transcript came first
+		c = named
+	default:
+		c = &conversation{id: nestedName(key)}
+	}
+	c.begun, c.parent, c.depth = true, parent.id, parent.depth+1
+	s.turn.conversations[c.id] = c
 	a := parseToolArguments(p.Input)
-	c := &conversation{id: p.ID, parent: parent.id, depth: parent.depth + 1}
-	s.turn.conversations[p.ID] = c
 	c.block = t.OpenBlock(parent.id, events.Block{
-		Kind: events.KindSubagent, SubagentID: p.ID, ToolUseID: p.ID, Name: a.SubagentType, Input: append(json.RawMessage(nil), p.Input...),
+		Kind: events.KindSubagent, SubagentID: c.id, ToolUseID: p.ID, Name: a.SubagentType, Input: append(json.RawMessage(nil), p.Input...),
 	})
 	t.Emit(parent.id, events.SubagentSpawned{
-		SubagentID: p.ID, Conversation: c.id, ToolUseID: p.ID, Name: a.SubagentType, Parent: parent.id, Prompt: a.Prompt, Depth: c.depth,
+		SubagentID: c.id, Conversation: c.id, ToolUseID: p.ID, Name: a.SubagentType, Parent: parent.id, Prompt: a.Prompt, Depth: c.depth,
 	})
 }
 

@@ -82,6 +82,27 @@ func TestSubagents_AreKnownFromTheirTaskBeforeTheirTranscript(t *testing.T) {
 	}
 }
 
+// Lines that came before the CLI named the sub-agent's call are journaled before those that come after it, and their calls wait no longer.
+func TestSubagents_KeepTheOrderOfLinesThatCameBeforeTheirCall(t *testing.T) {
+	t.Parallel()
+	st := newPolicyStage(t, agent.Launch{Permissions: askAll}).prints(startOf("t1"), hookLine("held", "a1", "Bash", "t2"),
+		mirrored("a1", partLine("m1", textPart("first")), partLine("m1", callPart("t2", "Bash", `{}`))),
+		`{"type":"system","subtype":"task_started","task_id":"a1","tool_use_id":"t1"}`)
+	if st.answers()["held"] == nil {
+		t.Error("the call waits although its line has come")
+	}
+	st.prints(mirrored("a1", partLine("m2", textPart("second"))), done)
+	var texts []string
+	for _, b := range of[events.BlockStart](st, "block_start") {
+		if b.Block.Content != "" {
+			texts = append(texts, b.Block.Content)
+		}
+	}
+	if !slices.Equal(texts, []string{"first", "second"}) {
+		t.Errorf("texts %q", texts)
+	}
+}
+
 // The CLI prints the result of a sub-agent before the sub-agent's last text: the text is in the conversation before its end.
 func TestSubagents_EndAfterTheirLastText(t *testing.T) {
 	t.Parallel()
@@ -124,6 +145,106 @@ func TestHook_HoldsACallOfASubagentUntilItWasJournaled(t *testing.T) {
 	st.prints(hookLine("known", "a1", "Bash", "t2"))
 	if a := st.answers(); a["known"] == nil {
 		t.Error("a known call waits")
+	}
+}
+
+// Two calls that wait are both answered, also if a model gave them the same id, and none waits after the turn.
+func TestHook_AnswersEveryCall(t *testing.T) {
+	t.Parallel()
+	st := newPolicyStage(t, agent.Launch{Permissions: askAll}).prints(
+		startOf("t1"), startOf("t2"), mirrored("a1", metadataLine("t1", 1)), mirrored("a2", metadataLine("t2", 1)),
+		hookLine("one", "a1", "Bash", "call_0"), hookLine("two", "a2", "Bash", "call_0"), hookLine("three", "a2", "Bash", "call_1"),
+		mirrored("a1", partLine("m1", callPart("call_0", "Bash", `{}`))))
+	if a := st.answers(); a["one"] == nil || a["two"] != nil {
+		t.Errorf("answers before the second call was journaled: %s", a)
+	}
+	st.prints(mirrored("a2", partLine("m2", callPart("call_0", "Bash", `{}`))))
+	if a := st.answers(); a["two"] == nil {
+		t.Errorf("answers %s", a)
+	}
+	st.prints(done)
+	if a := st.answers(); !strings.Contains(string(a["three"]), `"deny"`) {
+		t.Errorf("answers after the turn: %s", a)
+	}
+}
+
+// The calls of sub-agents keep their conversation and their level if a model gives them ids that it has given to others.
+func TestSubagents_WithRepeatedIDs(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin()
+	st.session.(*session).turn.maxDepth = 1
+	st.prints(startOf("t1"), mirrored("a1", metadataLine("t1", 1)), hookLine("held", "a1", "Bash", "t1"))
+	if st.answers()["held"] != nil {
+		t.Error("the call runs before it was journaled")
+	}
+	st.prints(mirrored("a1", partLine("m1", callPart("t1", "Bash", `{}`)), resultOf("t1", "listing")))
+	if c := of[events.SubagentCompleted](st, "subagent_completed"); len(c) != 0 || st.answers()["held"] == nil {
+		t.Errorf("the result of a call ended the sub-agent: %+v", c)
+	}
+	st.prints(hookLine("deep", "a1", "Agent", "t1"), mirrored("a1", partLine("m2", callPart("t1", "Agent", `{}`))),
+		mirrored("a2", metadataLine("t1", 2)), mirrored("a2", partLine("m3", textPart("deep"))), mirrored("a1", resultOf("t1", "deep")))
+	if a := string(st.answers()["deep"]); !strings.Contains(a, `"deny"`) {
+		t.Errorf("the start below the limit is answered with %s", a)
+	}
+	spawned, ended := of[events.SubagentSpawned](st, "subagent_spawned"), of[events.SubagentCompleted](st, "subagent_completed")
+	if len(spawned) != 2 || spawned[1].Depth != 2 || spawned[1].Parent != "t1" || spawned[1].Conversation == "t1" || len(ended) != 1 || ended[0].Conversation != spawned[1].Conversation {
+		t.Fatalf("spawned %+v, ended %+v", spawned, ended)
+	}
+	for _, l := range st.journal.Lines() {
+		if strings.Contains(string(l.Data), `"content":"deep"`) && l.ConversationID != spawned[1].Conversation {
+			t.Errorf("the text is in conversation %q", l.ConversationID)
+		}
+	}
+	st.prints(resultOf("t1", "done"), startOf("t1"), done)
+	if s, c := of[events.SubagentSpawned](st, "subagent_spawned"), of[events.SubagentCompleted](st, "subagent_completed"); len(s) != 3 || len(c) != 3 || c[1].Conversation != "t1" || c[1].IsError {
+		t.Errorf("spawned %+v, ended %+v", s, c)
+	}
+}
+
+// Lines of a sub-agent whose call never comes do not wait without limit.
+func TestSubagents_WhoseCallNeverComes(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin()
+	st.prints(mirrored("a1", partLine("m1", textPart("first"))))
+	for range 9 {
+		st.prints(mirrored("a1", partLine("m1", textPart(strings.Repeat("x", 1<<20)))))
+	}
+	var first string
+	for _, l := range st.journal.Lines() {
+		if strings.Contains(string(l.Data), `"first"`) {
+			first = l.ConversationID
+		}
+	}
+	if waiting := st.session.(*session).turn.early["a1"]; first != "a1" || len(waiting) > 0 {
+		t.Errorf("%d lines wait, the first is in conversation %q", len(waiting), first)
+	}
+}
+
+// A model cannot name the conversation of a sub-agent as the main agent's is named.
+func TestSubagents_AreNotTheMainAgent(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"", events.MainConversation} {
+		st := newStage(t).begin().prints(startOf(id), mirrored("a1", metadataLine(id, 1)), mirrored("a1", partLine("m1", textPart("within"))), done)
+		if s := of[events.SubagentSpawned](st, "subagent_spawned"); len(s) != 1 || s[0].Conversation == id || s[0].Depth != 1 {
+			t.Errorf("%q: spawned %+v", id, s)
+		}
+		for _, l := range st.journal.Lines() {
+			if strings.Contains(string(l.Data), "within") && (l.ConversationID == "" || l.ConversationID == events.MainConversation) {
+				t.Errorf("%q: the text is the main agent's: %s", id, l.Data)
+			}
+		}
+	}
+}
+
+// A sub-agent whose transcript comes before the line with its call has its level and its parent.
+func TestSubagents_WhoseCallComesLate(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(
+		startOf("t1"), mirrored("a1", metadataLine("t1", 1)), mirrored("a2", metadataLine("t2", 2)), mirrored("a2", partLine("m2", textPart("deep"))),
+		mirrored("a1", partLine("m1", callPart("t2", "Agent", `{}`))), done)
+	s, c := of[events.SubagentSpawned](st, "subagent_spawned"), of[events.SubagentCompleted](st, "subagent_completed")
+	if len(s) != 2 || s[1].Depth != 2 || s[1].Parent != "t1" || len(c) != 2 || c[0].SubagentID != "t2" {
+		t.Errorf("spawned %+v, ended %+v", s, c)
 	}
 }
 

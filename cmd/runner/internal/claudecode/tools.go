@@ -100,18 +100,18 @@ type callResult struct {
 // ends the sub-agent's conversation.
 func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn) {
 	var took time.Duration
-	conv := c.id
-	known := s.turn.calls[p.ToolUseID]
+	key := callKey{c.id, p.ToolUseID}
+	known := s.turn.calls[key]
 	if known != nil {
-		took, conv = s.now().Sub(known.started), known.conv
-		delete(s.turn.calls, p.ToolUseID)
+		took = s.now().Sub(known.started)
+		delete(s.turn.calls, key)
 	}
-	if sub := s.turn.conversations[p.ToolUseID]; sub != nil && sub.block != "" {
+	if sub := s.subagentOf(key); sub != nil && sub.block != "" {
 		p.took = took
 		s.endSubagent(sub, p, t)
 		return
 	}
-	t.AddBlock(conv, events.Block{
+	t.AddBlock(c.id, events.Block{
 		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took), Anchor: p.anchor,
 	})
 	if known != nil && !p.IsError && s.tasks.applyCall(*known, p.structured) {

@@ -117,6 +117,9 @@ func (s *session) commandRequest(q questionParams, w *runningItem) agent.Permiss
 	if q.Cwd != s.launch.Workspace {
 		r.Preview.Cwd = q.Cwd
 	}
+	if q.Command == "" && q.Network == nil {
+		r.Decided = newDenial(ruleUnreadableRequest, "The request does not say which command is run.")
+	}
 	if q.Network != nil {
 		r.Call.Kind, r.Call.Hosts = permission.KindNetwork, []string{q.Network.Host}
 		r.Preview.URL = q.Network.Host

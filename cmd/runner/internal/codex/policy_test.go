@@ -79,6 +79,15 @@ func TestPolicyOfCommands(t *testing.T) {
 	}
 }
 
+// A request that does not have the command is denied: neither the policy nor a person would know what they allow.
+func TestPolicyOfCommands_DeniesAnUnknownCommand(t *testing.T) {
+	t.Parallel()
+	s := newSession(agent.Launch{Folders: agent.Folders{Workspace: "/w"}}, nil)
+	if d := workspacePolicy(s.commandRequest(questionParams{}, nil)); d.Rule != ruleUnreadableRequest {
+		t.Errorf("decided %+v", d)
+	}
+}
+
 // The CLI quotes words as the Rust library shlex does.
 func TestScriptOf(t *testing.T) {
 	t.Parallel()

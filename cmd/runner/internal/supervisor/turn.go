@@ -184,7 +184,7 @@ func (s *Supervisor) newTurn(r *acceptedQuery) *agent.Turn {
 	return agent.NewTurn(r.killed, agent.TurnConfig{
 		Journal: s.cfg.Journal, ExecutionID: r.query.ExecutionID, Now: s.cfg.Now, Log: s.cfg.Log, Hold: true, Redact: s.redactedValues(),
 		Policy: r.policy, Approved: r.query.Approved, AnswerTimeout: s.cfg.MuteKill, Idle: &s.idleOutput,
-		BeforeEnd: func() { s.journalLastEvents(r) },
+		Workspace: s.cfg.Folders.Workspace, BeforeEnd: func() { s.journalLastEvents(r) },
 	})
 }
 

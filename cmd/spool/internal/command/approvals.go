@@ -112,7 +112,7 @@ func printApproval(a *app, x *spoolv1.Approval) error {
 	if len(request.Input) > 0 {
 		rows = append(rows, terminal.FieldRows("arguments:", string(request.Input), columns)...)
 	}
-	for _, row := range append([]string{terminal.ApprovalHeading(request)}, rows...) {
+	for _, row := range slices.Concat(terminal.FieldRows("request:", terminal.ApprovalHeading(request), columns), rows) {
 		if _, err := terminal.Fprintln(a.Out, terminal.Lines(row)); err != nil {
 			return err
 		}

@@ -11,10 +11,15 @@ import (
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
 )
 
-// askUser prints a question and returns the line that the user types, in lower case. The end of the input is an empty
-// answer. It must be called only if InTTY is set. When ctx ends, askUser returns the cause at once; its goroutine that
+// askUser prints a question and returns the line that the user types, in lower case. It drops what was typed before. The
+// end of the input is an empty answer. It must be called only if InTTY is set. When ctx ends, askUser returns the cause at once; its goroutine that
 // reads the terminal remains until the program ends.
 func (a *app) askUser(ctx context.Context, question string) (string, error) {
+	if a.DropInput != nil {
+		if err := a.DropInput(); err != nil {
+			return "", fmt.Errorf("drop what was typed before the question: %w", err)
+		}
+	}
 	terminal.Fprintf(a.Err, "%s ", question)
 	if a.lines == nil {
 		a.lines = bufio.NewReader(a.In)

@@ -36,11 +36,17 @@ type approvalPrompter struct {
 	queue   []openApproval
 
 	// The fields below are used by run only.
-	keys    chan []byte // result of the pending read; nil for the end of the input
+	keys    chan typedKeys // result of the pending read
 	reading bool
-	closed  bool // the input has ended
-	settled time.Time
+	closed  bool         // the input has ended
+	valid   time.Time    // keys that were typed before decide nothing
 	restore func() error // ends the raw mode; nil without it
+}
+
+// typedKeys is the result of a read of the terminal.
+type typedKeys struct {
+	keys []byte // nil for the end of the input
+	at   time.Time
 }
 
 // openApproval is an approval request that waits for a decision.
@@ -59,7 +65,7 @@ var (
 func (a *app) canPrompt() bool { return a.InTTY && a.OutTTY && a.Raw != nil }
 
 func newApprovalPrompter(a *app, r *terminal.Renderer, cl func() *client.Client, interrupt func()) *approvalPrompter {
-	return &approvalPrompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan []byte, 1)}
+	return &approvalPrompter{app: a, renderer: r, client: cl, interrupt: interrupt, changed: make(chan struct{}, 1), keys: make(chan typedKeys, 1)}
 }
 
 // updateQueue adds a request to the queue, or removes requests that are decided or over, as the event e states.
@@ -137,6 +143,9 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 		p.closed = true
 		return
 	}
+	if now := time.Now(); p.valid.Before(now) { // a read that is still pending may have received keys
+		p.valid = now
+	}
 	defer func() {
 		p.renderer.ShowPrompt(terminal.PromptLabel{}, "")
 		if err := p.leaveKeyMode(); err != nil {
@@ -154,7 +163,7 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 		case err == nil, ctx.Err() != nil:
 			return
 		case errors.Is(err, errRequestGone):
-			p.settled = time.Now().Add(ignoredKeysTime)
+			p.valid = time.Now().Add(ignoredKeysTime)
 			return
 		case errors.Is(err, errNoDecision):
 			p.renderer.ShowNote("the request stays open; decide it with spool approvals, " + o.ApprovalID)
@@ -169,10 +178,10 @@ func (p *approvalPrompter) promptForDecision(ctx context.Context, o openApproval
 
 // askDecision asks the user about an approval request, and returns the decision to send.
 func (p *approvalPrompter) askDecision(ctx context.Context, o openApproval) (*spoolv1.DecideApprovalRequest, error) {
-	switch o.Kind {
-	case events.ApprovalQuestion:
+	switch {
+	case o.Kind == events.ApprovalQuestion && len(o.Questions) > 0:
 		return p.askQuestions(ctx, o)
-	case events.ApprovalElicitation:
+	case o.Kind == events.ApprovalElicitation:
 		return p.askContent(ctx, o)
 	}
 	request := o.ApprovalRequested
@@ -317,7 +326,7 @@ func (p *approvalPrompter) askEditedArguments(ctx context.Context, o openApprova
 		p.renderer.ShowNote("the arguments are not changed")
 		return nil, nil
 	}
-	p.renderer.WriteSection("changed arguments", changed)
+	p.renderer.WriteField("changed arguments:", string(changed))
 	answer, err := p.readLine(ctx, o.ApprovalID, terminal.PromptLabel{Full: "approve with these arguments? [y/n]:", Short: "[y/n]:"}, "", false)
 	if err != nil || !isYes(strings.ToLower(strings.TrimSpace(answer))) {
 		return nil, err
@@ -405,27 +414,27 @@ func (p *approvalPrompter) readLine(ctx context.Context, id string, label termin
 			if o := p.firstRequest(); o == nil || o.ApprovalID != id {
 				return "", errRequestGone
 			}
-		case keys := <-p.keys:
+		case typed := <-p.keys:
 			p.reading = false
-			if keys == nil {
+			if typed.keys == nil {
 				p.closed = true
 				return "", errNoDecision
 			}
-			if time.Now().Before(p.settled) {
+			if typed.at.Before(p.valid) {
 				continue
 			}
 			var done bool
 			var err error
-			if line, done, err = p.applyKeys(line, keys); done || err != nil {
+			if line, done, err = p.applyKeys(line, typed.keys); done || err != nil {
 				return strings.ToValidUTF8(string(line), "\uFFFD"), err
 			}
 		}
 	}
 }
 
-// startReading starts a goroutine that reads keys once, unless one is already reading. Between prompts nothing is read,
-// so that an editor, and the shell after this program, receive what is typed for them. The goroutine ends with the
-// read, or with the process.
+// startReading starts a goroutine that reads keys once, unless one is already reading. No read begins between prompts,
+// so that an editor, and the shell after this program, receive what is typed for them. The read of a prompt that goes
+// away stays pending until something is typed. The goroutine ends with the read, or with the process.
 func (p *approvalPrompter) startReading() {
 	if p.reading || p.closed {
 		return
@@ -435,10 +444,9 @@ func (p *approvalPrompter) startReading() {
 		b := make([]byte, 4096)
 		n, err := p.app.In.Read(b)
 		if err != nil || n == 0 {
-			p.keys <- nil
-			return
+			b, n = nil, 0
 		}
-		p.keys <- b[:n]
+		p.keys <- typedKeys{b[:n], time.Now()}
 	}()
 }
 

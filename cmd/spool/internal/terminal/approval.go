@@ -2,7 +2,6 @@ package terminal
 
 import (
 	"fmt"
-	"strings"
 
 	"github.com/spoolhq/spool/pkg/events"
 )
@@ -104,18 +103,6 @@ func (r *Renderer) writeApprovalEnd(st textStyle, line, id string) {
 	}
 	delete(r.approvals, id)
 	r.writeNote(st, line)
-}
-
-// WriteSection writes a heading, and a text below it.
-func (r *Renderer) WriteSection(heading string, text []byte) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.screen.endNonEmptyLine()
-	r.writeLine(toStyledRunes(styleYellow, heading))
-	for l := range strings.SplitSeq(strings.TrimRight(SafeText(string(text)), "\n"), "\n") {
-		r.writeLine(toStyledRunes(styleNormal, "  "+strings.ReplaceAll(l, "\t", "    ")))
-	}
-	r.redraw()
 }
 
 // Suspend holds all output back until Resume is called, while another program uses the terminal.

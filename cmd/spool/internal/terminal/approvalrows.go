@@ -25,6 +25,9 @@ func ApprovalRows(a events.ApprovalRequested, columns int) []string {
 		}
 	}
 	p := a.Preview
+	if a.Kind == events.ApprovalElicitation {
+		add("server:", SafeLine(a.ToolName))
+	}
 	for _, c := range p.Cut {
 		add("not whole:", fmt.Sprintf("%s, of %s bytes; the call %s of the session has more", c.Field, formatThousands(c.Bytes), SafeLine(a.ToolUseID)))
 	}
@@ -71,20 +74,28 @@ func FieldRows(name, text string, columns int) []string {
 	}
 	rows := []string{name}
 	for line := range strings.SplitSeq(text, "\n") {
-		mark := fieldMark
-		for {
-			part := line
-			if columns > 0 {
-				part = line[:prefixLength(line, max(columns-textColumns(mark), 1))]
-			}
-			rows = append(rows, mark+part)
-			if line = line[len(part):]; line == "" {
+		rows = append(rows, fieldMark+line)
+	}
+	return splitRows(rows, columns)
+}
+
+// splitRows returns rows with those continued in marked rows that need more than the given number of columns. 0 means no
+// limit.
+func splitRows(rows []string, columns int) []string {
+	if columns == 0 {
+		return rows
+	}
+	var fit []string
+	for _, row := range rows {
+		for mark, room := "", columns; ; mark, room = continuedMark, columns-textColumns(continuedMark) {
+			part := row[:prefixLength(row, room)]
+			fit = append(fit, mark+part)
+			if row = row[len(part):]; row == "" {
 				break
 			}
-			mark = continuedMark
 		}
 	}
-	return rows
+	return fit
 }
 
 // prefixLength returns the length in bytes of the longest prefix of s that needs at most the given number of columns, but

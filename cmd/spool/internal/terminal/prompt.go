@@ -28,7 +28,11 @@ func (r *Renderer) BeginPrompt(a events.ApprovalRequested) (rows []string) {
 	defer r.mu.Unlock()
 	r.prompting = true
 	r.screen.endNonEmptyLine()
-	r.writeLine(toStyledRunes(styleYellow, "? "+FitLine(ApprovalHeading(a), r.approvalColumns())))
+	mark := "? "
+	for _, row := range splitRows([]string{ApprovalHeading(a)}, r.approvalColumns()) {
+		r.writeLine(toStyledRunes(styleYellow, mark+row))
+		mark = "  "
+	}
 	r.redraw()
 	return ApprovalRows(a, r.approvalColumns())
 }
@@ -36,6 +40,7 @@ func (r *Renderer) BeginPrompt(a events.ApprovalRequested) (rows []string) {
 // WritePage writes the first page of the rows of a request, how many rows are left, and the class of calls that the
 // choice "all" covers, if it is offered. It returns the rows that are left.
 func (r *Renderer) WritePage(rows []string, class string) (left []string) {
+	rows = splitRows(rows, r.approvalColumns()) // the terminal may have become narrower
 	var below []string
 	if class != "" {
 		below = FieldRows("[a]ll also approves later:", class, r.approvalColumns())
@@ -53,10 +58,15 @@ func (r *Renderer) WriteRows(rows []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.screen.endNonEmptyLine()
-	for _, row := range rows {
+	for _, row := range splitRows(rows, r.approvalColumns()) {
 		r.writeLine(toStyledRunes(styleNormal, "  "+row))
 	}
 	r.redraw()
+}
+
+// WriteField writes a text in the rows of a field.
+func (r *Renderer) WriteField(name, text string) {
+	r.WriteRows(FieldRows(name, text, r.approvalColumns()))
 }
 
 // WriteWhole writes all rows of a request, with its class and the arguments of the call.

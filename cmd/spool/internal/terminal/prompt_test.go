@@ -43,6 +43,42 @@ func TestRenderer_HoldsOutputWhileAPromptIsShown(t *testing.T) {
 	}
 }
 
+// TestWritePage_MarksRowsOnATerminalThatBecameNarrower tests that no part of a row looks like another field on a terminal
+// that became narrower after the rows were made.
+func TestWritePage_MarksRowsOnATerminalThatBecameNarrower(t *testing.T) {
+	t.Parallel()
+	for _, columns := range []int{20, 30, 79} {
+		var out bytes.Buffer
+		width := 80
+		r := New(Config{Out: &out, TTY: true, Prompts: true, Width: func() int { return width }})
+		command := "rm -rf ~ #" + strings.Repeat(" ", columns) + "host: localhost" + strings.Repeat(" ", 200) + "file: a"
+		rows := r.BeginPrompt(events.ApprovalRequested{Kind: events.ApprovalTool, ToolName: "Bash", Preview: events.ApprovalPreview{Command: command}})
+		width = columns
+		out.Reset()
+		for len(rows) > 0 {
+			rows = r.WritePage(rows, "commands that begin with `rm`"+strings.Repeat(" ", 100)+"command: ls")
+		}
+		for row := range strings.Lines(out.String()) {
+			row = strings.TrimSuffix(row, "\n")
+			isRow := strings.HasPrefix(row, "    │ ") || strings.HasPrefix(row, "    ┆ ") || strings.HasPrefix(row, "  …") || row == "  command:" || row == "  [a]ll also approves later:"
+			if !isRow && !strings.HasPrefix(row, "  [a]ll also") || textColumns(row) >= columns {
+				t.Errorf("%d columns: row %q", columns, row)
+			}
+		}
+	}
+}
+
+// TestBeginPrompt_ShowsTheWholeTool tests that the name of a tool is not cut on a narrow terminal.
+func TestBeginPrompt_ShowsTheWholeTool(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	r := New(Config{Out: &out, TTY: true, Prompts: true, Width: func() int { return 20 }})
+	r.BeginPrompt(events.ApprovalRequested{Kind: events.ApprovalTool, ToolName: "mcp__repositories__delete_repository"})
+	if got := strings.ReplaceAll(out.String(), "\n    ┆ ", ""); got != "? mcp__repositories__delete_repository asks for approval\n" {
+		t.Errorf("got %q", out.String())
+	}
+}
+
 // TestPromptLine_ShowsAllChoices tests that no choice of a prompt is cut on a narrow terminal.
 func TestPromptLine_ShowsAllChoices(t *testing.T) {
 	t.Parallel()
@@ -57,6 +93,26 @@ func TestPromptLine_ShowsAllChoices(t *testing.T) {
 		}
 		if got := out.String(); !strings.HasPrefix(got, want+" ") && !strings.HasPrefix(got, label.Full+" ") || textColumns(got) >= max(columns, minWidth) {
 			t.Errorf("%d columns: %q", columns, got)
+		}
+	}
+}
+
+// TestFieldRows_FitOnTheTerminal tests that a terminal shows each row of a text in one row, also if the text has
+// characters that are as wide as two, or that stand above another one.
+func TestFieldRows_FitOnTheTerminal(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		text string
+		wide int
+	}{
+		"ideographs": {"四", 2}, "emoji": {"😀", 2}, "small squares": {"◽", 2}, "small squares, black": {"◾", 2}, "watches": {"⌚", 2}, "stars": {"⭐", 2},
+		"letters of Hangul": {"ᄀ", 2}, "marks above a letter": {"\u0301", 1},
+	} {
+		rows := FieldRows("command:", "a"+strings.Repeat(c.text, 300)+"host: localhost", 80)
+		for _, row := range rows {
+			if n := len([]rune(row)) + (c.wide-1)*strings.Count(row, c.text); n > 80 {
+				t.Errorf("%s: a row needs %d columns: %q", name, n, row)
+			}
 		}
 	}
 }

@@ -1,10 +1,6 @@
 package terminal
 
-import (
-	"unicode"
-
-	"github.com/spoolhq/spool/pkg/visible"
-)
+import "github.com/spoolhq/spool/pkg/visible"
 
 // SafeText returns a text of an untrusted source in the form in which the CLI shows it. It removes nothing: it escapes
 // the characters that a terminal would obey or not show. Line feeds and tabs stay.
@@ -14,16 +10,12 @@ func SafeText(s string) string { return visible.Text(s) }
 func SafeLine(s string) string { return visible.Line(s) }
 
 // runeColumns returns the number of terminal columns that a rune needs. The number may be too large, but is never too
-// small.
+// small. A combining mark counts as one column, so that a row has a limited number of them.
 func runeColumns(r rune) int {
 	switch {
 	case r < 0x20:
 		return 0
-	case r < 0x300:
-		return 1
-	case unicode.In(r, unicode.Mn, unicode.Me, unicode.Cf):
-		return 0
-	case r < 0x1100, r >= 0x2000 && r < 0x2300, r >= 0x2400 && r < 0x2600, r >= 0x2800 && r < 0x2900:
+	case r < 0x1100, r >= 0x2000 && r < 0x2300, r >= 0x2400 && r < 0x25fd, r >= 0x2800 && r < 0x2900:
 		return 1
 	}
 	return 2

@@ -140,9 +140,9 @@ func (s *screen) eraseLiveRows() {
 	if len(s.drawn) == 0 {
 		return
 	}
-	rows := 0
+	rows, columns := 0, max(s.width(), 1)
 	for _, n := range s.drawn {
-		rows += max(1, (n+s.wrapColumn())/(s.wrapColumn()+1))
+		rows += max(1, (n+columns-1)/columns)
 	}
 	s.buf.WriteByte('\r')
 	if rows > 1 {

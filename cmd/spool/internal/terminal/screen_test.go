@@ -72,10 +72,6 @@ func (f *fake) put(r rune) {
 			f.t.Fatalf("row %q is wider than %d columns", string(f.rows[f.y])+string(r), f.cols)
 		}
 		row := f.rows[f.y]
-		if runeColumns(r) == 0 {
-			f.rows[f.y] = append(row, r)
-			return
-		}
 		f.rows[f.y] = append(row[:min(f.x, len(row))], r)
 		f.x++
 	}
@@ -158,6 +154,20 @@ func TestScreen_ErasesRowsThatANarrowerTerminalWrapped(t *testing.T) {
 	s.flush()
 	out.Reset()
 	cols = 30
+	s.flush()
+	if got := out.String(); !strings.HasPrefix(got, "\r\x1b[2A\x1b[J") {
+		t.Errorf("erased by %q", got[:min(len(got), 12)])
+	}
+}
+
+// TestScreen_ErasesRowsOnAVeryNarrowTerminal tests that a row which the terminal itself wrapped, because it has fewer columns
+// than lines have at least, is erased completely: otherwise each redraw would move the text above away.
+func TestScreen_ErasesRowsOnAVeryNarrowTerminal(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	s := &screen{out: &out, tty: true, width: func() int { return 9 }, status: strings.Repeat("s", 19)}
+	s.flush()
+	out.Reset()
 	s.flush()
 	if got := out.String(); !strings.HasPrefix(got, "\r\x1b[2A\x1b[J") {
 		t.Errorf("erased by %q", got[:min(len(got), 12)])
