@@ -63,7 +63,7 @@ type session struct {
 type turnState struct {
 	main   *conversation
 	subs   map[sdk.SessionId]*conversation // of the sub-agents
-	held   []Notice                        // of sub-agents that run in calls which the agent has not reported yet
+	held   []heldNotice                    // of sub-agents that run in calls which the agent has not reported yet
 	calls  map[callKey]*runningCall
 	todo   string // the open todo block
 	shown  bool   // a message or a call was shown
@@ -347,7 +347,7 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 		return s.appendEarlyText(*n.Text, t)
 	}
 	if hasValue(n.Update) || n.Request != nil {
-		s.held = append(s.held, *n)
+		s.held = append(s.held, heldNotice{*n, s.now()})
 		return s.journalHeld(t, false)
 	}
 	if n.Warning != "" {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
@@ -150,6 +151,28 @@ func TestSubagents_RequestsFollowTheirCalls(t *testing.T) {
 	}
 	if l := j.Lines()[len(j.Lines())-1]; l.Type != (events.PermissionDecided{}).EventType() || l.ConversationID != "c" {
 		t.Errorf("the last line is %s of %s", l.Type, l.ConversationID)
+	}
+}
+
+// Lines that arrive meanwhile do not prolong the time for which a notice waits for its call.
+func TestSubagents_AStreamOfLinesDoesNotHoldNotices(t *testing.T) {
+	t.Parallel()
+	j := &agenttest.Journal{}
+	s, turn := delegatingSession(t, j)
+	now := agenttest.FixedTime()
+	s.(*session).now = func() time.Time { return now }
+	lines := []string{tells(t, Notice{Session: "s2", Parent: "s1", ParentCall: "c", Request: &SubagentRequest{ID: "r", Call: ToolCall{ID: "d", Name: "bash"}}})}
+	for range 5 {
+		lines = append(lines, textUpdate("agent_message_chunk", "m", "text"))
+	}
+	for _, l := range lines {
+		if err := s.HandleLine([]byte(l), turn); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(maxHoldTime / 4)
+	}
+	if !slices.ContainsFunc(j.Lines(), func(l runner.JournalLine) bool { return l.Type == (events.PermissionDecided{}).EventType() }) {
+		t.Error("the request still waits")
 	}
 }
 
