@@ -274,7 +274,11 @@ func (s *session) handleMessage(raw []byte, t *agent.Turn) error {
 	}
 	switch {
 	case m.Method == sdk.ClientMethodSessionUpdate:
-		return s.handleUpdate(m, t)
+		err := s.handleUpdate(m, t)
+		if hasValue(m.ID) { // an agent that sends it as a request waits for the answer
+			err = errors.Join(err, s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}}))
+		}
+		return err
 	case m.Method != "" && len(m.ID) > 0:
 		return s.handleRequest(m, t)
 	case m.Method == "$/cancel_request":
