@@ -176,6 +176,52 @@ func TestSubagents_AStreamOfLinesDoesNotHoldNotices(t *testing.T) {
 	}
 }
 
+// Models may use the id of a call again in a turn, and some agents pass it on. The later call is another one; a repeated end of a call is not.
+func TestCalls_OneIDForSeveralCalls(t *testing.T) {
+	t.Parallel()
+	update := func(kind, status, rest string) string {
+		return fmt.Sprintf(`{"method":"session/update","params":{"sessionId":"s1","update":{"sessionUpdate":%q,"toolCallId":"c","title":"run","status":%q%s}}}`, kind, status, rest)
+	}
+	const one, two = `,"rawInput":{"command":"one","n":1}`, `,"rawInput":{"command":"two"}`
+	for name, c := range map[string]struct {
+		lines []string
+		want  []string
+	}{
+		"the second begins with its input":    {[]string{update("tool_call", "in_progress", two)}, []string{"c one", "c_2 two"}},
+		"the second is complete at once":      {[]string{update("tool_call", "completed", two)}, []string{"c one", "c_2 two"}},
+		"the input of the second comes later": {[]string{update("tool_call", "pending", `,"rawInput":{}`), update("tool_call_update", "in_progress", two)}, []string{"c one", "c_2 two"}},
+		"the second has another title":        {[]string{strings.Replace(update("tool_call", "pending", ""), `"run"`, `"walk"`, 1)}, []string{"c one", "c_2 "}},
+		"the end is repeated":                 {[]string{update("tool_call_update", "completed", one), update("tool_call_update", "completed", two)}, []string{"c one"}},
+		"the beginning is repeated late":      {[]string{update("tool_call", "pending", `,"rawInput":{"n":1,"command":"one"}`), update("tool_call", "pending", "")}, []string{"c one"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := &agenttest.Journal{}
+			s, turn := delegatingSession(t, j)
+			feed(t, s, turn, update("tool_call", "in_progress", one), update("tool_call_update", "completed", ""))
+			feed(t, s, turn, c.lines...)
+			feed(t, s, turn, promptDone)
+			var got []string
+			for _, l := range j.Lines() {
+				var data events.BlockComplete
+				if l.Type != data.EventType() {
+					continue
+				}
+				if err := json.Unmarshal(l.Data, &data); err != nil {
+					t.Fatal(err)
+				}
+				if b := data.Block; b.Kind == events.KindToolUse {
+					in, _ := parseCallArguments(b.Input)
+					got = append(got, b.ToolUseID+" "+in.Command)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("calls %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
 // An update between two turns, or of an unknown session, is journaled as a log event.
 func TestSubagents_NothingIsDropped(t *testing.T) {
 	t.Parallel()
