@@ -3,6 +3,7 @@ package acp
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -219,6 +220,42 @@ func TestCalls_OneIDForSeveralCalls(t *testing.T) {
 				t.Errorf("calls %q, want %q", got, c.want)
 			}
 		})
+	}
+}
+
+// A call that has not begun when the turn ends is journaled with what is known of it.
+func TestCalls_ThatNeverBegin(t *testing.T) {
+	t.Parallel()
+	j := &agenttest.Journal{}
+	s, turn := delegatingSession(t, j)
+	for _, tool := range []string{"run", "task"} {
+		input := `,"rawInput":{"command":"x"}`
+		if tool == "task" {
+			input = ""
+		}
+		feed(t, s, turn, fmt.Sprintf(`{"method":"session/update","params":{"sessionId":"s1","update":{"sessionUpdate":"tool_call","toolCallId":%q,"title":%q,"status":"pending"%s}}}`, tool, tool, input))
+	}
+	feed(t, s, turn, promptDone)
+	inputs := map[events.BlockKind]string{}
+	for _, l := range j.Lines() {
+		var data events.BlockComplete
+		if l.Type != data.EventType() {
+			continue
+		}
+		if err := json.Unmarshal(l.Data, &data); err != nil {
+			t.Fatal(err)
+		}
+		if data.Block.Status != events.StatusError {
+			t.Errorf("block %+v", data.Block)
+		}
+		inputs[data.Block.Kind] = string(data.Block.Input)
+	}
+	want := map[events.BlockKind]string{events.KindToolUse: `{"command":"x"}`, events.KindSubagent: ""}
+	if !maps.Equal(inputs, want) {
+		t.Errorf("inputs %q, want %q", inputs, want)
+	}
+	if got := journaled(t, j); !slices.Contains(got, "main: subagent_spawned") {
+		t.Errorf("journaled %q", got)
 	}
 }
 

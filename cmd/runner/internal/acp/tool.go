@@ -168,9 +168,14 @@ func (s *session) journalToolUse(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !hasValue(c.Input)) {
 		return
 	}
+	s.completeToolUse(c, events.StatusComplete, t)
+}
+
+// completeToolUse finishes the tool_use block of a call.
+func (s *session) completeToolUse(c *runningCall, status events.BlockStatus, t *agent.Turn) {
 	c.stated = true
 	t.CompleteBlock(c.use, func(b *events.Block) {
-		b.Input, b.Description = bytes.Clone(c.Input), describeCall(c.ToolCall, s.place.Workspace)
+		b.Input, b.Description, b.Status = bytes.Clone(c.Input), describeCall(c.ToolCall, s.place.Workspace), status
 	})
 }
 
@@ -202,18 +207,10 @@ func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
 
 // journalSubagent journals a call that runs a sub-agent.
 func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) {
-	if c.sub == "" {
-		if !hasValue(c.Input) && !c.over {
-			return
-		}
-		c.sub = t.OpenBlock(c.flow.conv, events.Block{
-			Kind: events.KindSubagent, SubagentID: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
-		})
-		t.Emit(c.flow.conv, events.SubagentSpawned{
-			SubagentID: c.subagent.conv, Conversation: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
-			Depth: c.subagent.depth,
-		})
+	if !hasValue(c.Input) && !c.over {
+		return
 	}
+	s.openSubagent(c, sub, t)
 	if !c.over {
 		return
 	}
@@ -222,6 +219,20 @@ func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Tur
 	took, failed, said := millis(s.now().Sub(c.started)), c.status == sdk.ToolCallStatusFailed, cmp.Or(sub.Said, resultText(c.content, c.Output))
 	t.CompleteBlock(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, took })
 	t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.subagent.conv, Conversation: c.subagent.conv, IsError: failed, DurationMs: took})
+}
+
+// openSubagent opens the block of a call that runs a sub-agent, unless it is open.
+func (s *session) openSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) {
+	if c.sub != "" {
+		return
+	}
+	c.sub = t.OpenBlock(c.flow.conv, events.Block{
+		Kind: events.KindSubagent, SubagentID: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
+	})
+	t.Emit(c.flow.conv, events.SubagentSpawned{
+		SubagentID: c.subagent.conv, Conversation: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
+		Depth: c.subagent.depth,
+	})
 }
 
 // ignoreAnswer is the answerHandler of a request whose answer is not needed.
