@@ -226,3 +226,19 @@ func TestInterrupt_IsNotRepeatedAfterTheAnswer(t *testing.T) {
 		t.Errorf("%d requests to stop", stops)
 	}
 }
+
+// Some programs write an id of null into notifications.
+func TestNotification_WithTheIDNull(t *testing.T) {
+	t.Parallel()
+	st := newStage(t)
+	st.asks("7", "c1")
+	st.prints(`{"id":null,"method":"$/cancel_request","params":{"requestId":7}}`)
+	if got := st.answers(); got != "7 cancelled" {
+		t.Errorf("answers %q", got)
+	}
+	for _, raw := range st.in.SentValues() {
+		if strings.Contains(string(raw), `"id":null`) {
+			t.Errorf("answered %s", raw)
+		}
+	}
+}

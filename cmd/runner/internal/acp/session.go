@@ -282,10 +282,13 @@ func (s *session) handleMessage(raw []byte, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
+	if !hasValue(m.ID) {
+		m.ID = nil // some programs write null into notifications
+	}
 	switch {
 	case m.Method == sdk.ClientMethodSessionUpdate:
 		err := s.handleUpdate(m, t)
-		if hasValue(m.ID) { // an agent that sends it as a request waits for the answer
+		if len(m.ID) > 0 { // an agent that sends it as a request waits for the answer
 			err = errors.Join(err, s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}}))
 		}
 		return err
