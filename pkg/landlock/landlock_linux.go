@@ -146,10 +146,24 @@ func (r Rules) addAll(rules *ruleset) error {
 // folders.
 func (s *ruleset) allowAround(dir string, hidden []string) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, fs.ErrPermission) {
+	if errors.Is(err, fs.ErrPermission) {
+		// The folder may still be entered: of its entries, only those above the hidden folders are known.
+		for _, h := range hidden {
+			rest, below := strings.CutPrefix(h, strings.TrimSuffix(dir, "/")+"/")
+			name, _, isAbove := strings.Cut(rest, "/")
+			path := filepath.Join(dir, name)
+			if !below || !isAbove || slices.Contains(hidden, path) {
+				continue
+			}
+			if err := s.allowAround(path, hidden); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	// A folder that cannot be listed may be entered: without its other entries the way to the hidden folder is followed.
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
 		switch {

@@ -13,13 +13,26 @@ import (
 	"github.com/spoolhq/spool/pkg/landlock"
 )
 
-// launch as the first argument lets the test's program call Exec.
-const launch = "landlock-exec"
+// The first argument with which the test's program calls Exec, or runs a program of bash from which a folder is hidden.
+const (
+	launch  = "landlock-exec"
+	runBash = "landlock-bash"
+)
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == launch {
+	switch {
+	case len(os.Args) > 1 && os.Args[1] == launch:
 		fmt.Fprintln(os.Stderr, landlock.Exec(os.Args[2:]))
 		os.Exit(1)
+	case len(os.Args) > 3 && os.Args[1] == runBash:
+		cmd := exec.Command("bash", "-c", os.Args[3])
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		err := landlock.Rules{Hidden: []string{os.Args[2]}}.Start(cmd, os.Args[0], launch)
+		if err = errors.Join(err, cmd.Wait()); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
 	}
 	os.Exit(m.Run())
 }
@@ -137,6 +150,33 @@ func TestStart_LeavesItsOwnProcessUnrestricted(t *testing.T) {
 		}
 		if out, err := exec.CommandContext(t.Context(), "cat", f.hidden+"/key").CombinedOutput(); err != nil {
 			t.Fatalf("a process that was started without rules: %v: %s", err, out)
+		}
+	}
+}
+
+// A folder above the hidden one may be one that its user can enter and not list, as /home is on machines of many users.
+func TestStart_FollowsAFolderThatCannotBeListed(t *testing.T) {
+	t.Parallel()
+	if !landlock.Supported() {
+		t.Skip("this kernel has no Landlock; TestStart_HidesTheFolderAndNothingElse tests that Start reports it")
+	}
+	f := newFolders(t)
+	if err := os.Chmod(f.root, 0o311); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := os.Chmod(f.root, 0o700); err != nil {
+			t.Error(err)
+		}
+	})
+	for path, allowed := range map[string]bool{f.hidden + "/key": true, f.visible + "/own": false} {
+		command := []string{os.Args[0], runBash, f.visible, "! ls " + f.root + " 2>/dev/null && cat " + path}
+		if os.Geteuid() == 0 { // root lists every folder
+			command = append([]string{"setpriv", "--inh-caps=-all", "--bounding-set=-dac_override,-dac_read_search"}, command...)
+		}
+		out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput()
+		if (err == nil) != allowed {
+			t.Errorf("%s: %v: %s", path, err, out)
 		}
 	}
 }

@@ -41,8 +41,8 @@ type message struct {
 var functionName = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
 // CheckRequest returns an error for the body of a Chat Completions request that a strict model server refuses. The names of tools and the ids of
-// calls must be unique, arguments must be JSON objects, a message must have content or calls, and each call must have exactly one result, in the
-// messages that follow it.
+// calls must be unique, arguments must be JSON objects, a message must have content or calls, a text must not be white space alone, and each call
+// must have exactly one result, in the messages that follow it.
 func CheckRequest(body []byte) error {
 	var r request
 	if err := json.Unmarshal(body, &r); err != nil {
@@ -96,8 +96,12 @@ func (r request) checkTools() error {
 
 // check returns an error if the message, which is not a result, is not accepted. It adds the ids of its calls to known and open.
 func (m message) check(known, open map[string]bool) error {
-	empty := len(m.Content) == 0 || strings.TrimSpace(strings.Trim(string(m.Content), `"`)) == "" || string(m.Content) == "null" || string(m.Content) == "[]"
+	var text string
+	isText := len(m.Content) > 0 && json.Unmarshal(m.Content, &text) == nil // null is an empty text
+	empty := len(m.Content) == 0 || isText && strings.TrimSpace(text) == "" || string(m.Content) == "[]"
 	switch {
+	case empty && text != "":
+		return fmt.Errorf("a message of the %s has white space alone as its text", m.Role)
 	case m.Role != "system" && m.Role != "user" && m.Role != "assistant":
 		return fmt.Errorf("role %q", m.Role)
 	case empty && len(m.ToolCalls) == 0:

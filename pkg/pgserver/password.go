@@ -22,22 +22,26 @@ const (
 )
 
 // requirePassword sets the server's password, if the configuration requires one. It creates the password if the data
-// folder has none.
+// folder has none, or an empty one, which a crash of the machine may leave.
 func (s *Server) requirePassword(ctx context.Context, bins postgresBinaries) error {
 	if !s.cfg.RequirePassword {
 		return nil
 	}
-	if err := os.WriteFile(filepath.Join(s.clusterDir(), accessFile), []byte("local all all scram-sha-256\n"), 0o644); err != nil { //nolint:gosec // no secret, and the account of Postgres reads it
+	rules := filepath.Join(s.clusterDir(), accessFile)
+	err := os.WriteFile(rules, []byte("local all all scram-sha-256\n"), 0o600)
+	if err == nil {
+		err = s.user.chown(rules)
+	}
+	if err != nil {
 		return fmt.Errorf("postgres: require a password: %w", err)
 	}
 	path := filepath.Join(s.cfg.DataDir, passwordFile)
 	text, err := os.ReadFile(path)
-	if err == nil {
-		s.password = strings.TrimSpace(string(text))
-		return nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("postgres: read the password: %w", err)
+	}
+	if s.password = strings.TrimSpace(string(text)); s.password != "" {
+		return nil
 	}
 	password := rand.Text()
 	if err := s.setPassword(ctx, bins, password); err != nil {
@@ -70,7 +74,12 @@ func (s *Server) setPassword(ctx context.Context, bins postgresBinaries, passwor
 
 // writePrivateFile creates a file that only its owner can read, in one step.
 func writePrivateFile(path, text string) error {
-	if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
+	f, err := os.OpenFile(path+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)

@@ -4,6 +4,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/spoolhq/spool/pkg/pgserver"
@@ -56,5 +57,47 @@ func TestRequirePassword_RefusesConnectionsWithoutIt(t *testing.T) {
 	again := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true})
 	if err := exec(t, withoutPassword(t, again.URL()), "SELECT n FROM kept"); err != nil {
 		t.Errorf("the earlier version: %v", err)
+	}
+}
+
+// TestRequirePassword_EmptyFileIsNoPassword tests the file with the password that a crash of the machine left empty: without a password, the
+// server would trust all connections.
+func TestRequirePassword_EmptyFileIsNoPassword(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	srv := pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true, RequirePassword: true})
+	before := srv.Password()
+	if err := srv.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "password"), []byte("\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	srv = pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true, RequirePassword: true})
+	if err := exec(t, withoutPassword(t, srv.URL()), "SELECT 1"); err == nil {
+		t.Error("a connection without the password was accepted")
+	}
+	if srv.Password() == "" || srv.Password() == before {
+		t.Errorf("the password is %q, before it was %q", srv.Password(), before)
+	}
+	if err := exec(t, srv.URL(), "SELECT 1"); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRequirePassword_PostgresReadsItsRules tests that the account of Postgres owns the file with the rules: root may have the umask 077.
+func TestRequirePassword_PostgresReadsItsRules(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	pgtest.StartServer(t, pgserver.Config{DataDir: dir, Fast: true, RequirePassword: true})
+	owner := func(name string) uint32 {
+		info, err := os.Stat(filepath.Join(dir, "cluster", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Sys().(*syscall.Stat_t).Uid
+	}
+	if rules, cluster := owner("pg_hba.password.conf"), owner("PG_VERSION"); rules != cluster {
+		t.Errorf("user %d owns the file, and user %d the cluster", rules, cluster)
 	}
 }

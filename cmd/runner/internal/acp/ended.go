@@ -116,7 +116,7 @@ func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
 }
 
 // completeOpenBlocks completes, at the end of a turn, the blocks for which the agent sends no end: the block of the to-do list, and the blocks of
-// sub-agents without a result, which get status error. Turn.End ends all other open blocks with status error.
+// calls that have not begun and of sub-agents without a result, which get status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
 	if s.todo != "" {
 		t.CompleteBlock(s.todo, nil)
@@ -125,6 +125,12 @@ func (s *session) completeOpenBlocks(t *agent.Turn) {
 		f.completeText(t, "")
 	}
 	for _, c := range s.calls {
+		switch tool := s.callInfo(c.ToolCall); {
+		case c.use != "" && !c.stated:
+			s.completeToolUse(c, events.StatusError, t)
+		case c.use == "" && tool.Subagent != nil:
+			s.openSubagent(c, *tool.Subagent, t)
+		}
 		if c.sub != "" && !c.done {
 			t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.subagent.conv, Conversation: c.subagent.conv, IsError: true, DurationMs: millis(s.now().Sub(c.started))})
 		}

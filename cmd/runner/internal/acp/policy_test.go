@@ -188,3 +188,57 @@ func TestRequests_EndWithoutADecision(t *testing.T) {
 		}
 	}
 }
+
+// The second request to stop a turn may be the one that is sent because the agent begins a message. The agent may apply it to the next turn.
+func TestInterrupt_RepeatedForAMessageMayArriveInTheNextTurn(t *testing.T) {
+	t.Parallel()
+	st := newStage(t)
+	if err := st.Interrupt(); err != nil {
+		t.Fatal(err)
+	}
+	st.prints(textUpdate("agent_message_chunk", "m", "text"), `{"id":3,"result":{"stopReason":"cancelled"}}`)
+	if e := st.turn.Ended(); e == nil || e.Outcome != runner.OutcomeInterrupted {
+		t.Fatalf("ended %+v", e)
+	}
+	st.turn = agenttest.NewJournalTurn(t, &st.journal, "exe_2")
+	if err := st.BeginTurn(runner.Query{Content: "hello"}, st.turn); err != nil {
+		t.Fatal(err)
+	}
+	st.prints(`{"id":6,"result":{"stopReason":"cancelled"}}`)
+	if e := st.turn.Ended(); e != nil {
+		t.Errorf("ended %+v", e)
+	}
+}
+
+// Text after the answer to the query shows no turn that goes on: a request to stop would reach the next turn.
+func TestInterrupt_IsNotRepeatedAfterTheAnswer(t *testing.T) {
+	t.Parallel()
+	st := newStage(t)
+	if err := st.Interrupt(); err != nil {
+		t.Fatal(err)
+	}
+	st.prints(`{"id":3,"result":{"stopReason":"cancelled"}}`, textUpdate("agent_message_chunk", "m", "text"))
+	stops := 0
+	for _, raw := range st.in.SentValues() {
+		stops += strings.Count(string(raw), `"session/cancel"`)
+	}
+	if stops != 1 {
+		t.Errorf("%d requests to stop", stops)
+	}
+}
+
+// Some programs write an id of null into notifications.
+func TestNotification_WithTheIDNull(t *testing.T) {
+	t.Parallel()
+	st := newStage(t)
+	st.asks("7", "c1")
+	st.prints(`{"id":null,"method":"$/cancel_request","params":{"requestId":7}}`)
+	if got := st.answers(); got != "7 cancelled" {
+		t.Errorf("answers %q", got)
+	}
+	for _, raw := range st.in.SentValues() {
+		if strings.Contains(string(raw), `"id":null`) {
+			t.Errorf("answered %s", raw)
+		}
+	}
+}

@@ -63,7 +63,7 @@ type session struct {
 type turnState struct {
 	main   *conversation
 	subs   map[sdk.SessionId]*conversation // of the sub-agents
-	held   []Notice                        // of sub-agents that run in calls which the agent has not reported yet
+	held   []heldNotice                    // of sub-agents that run in calls which the agent has not reported yet
 	calls  map[callKey]*runningCall
 	todo   string // the open todo block
 	shown  bool   // a message or a call was shown
@@ -201,22 +201,24 @@ const maxStopRequests = 3
 // the request, at most left times, because an agent ignores a request that arrives before the agent has begun the turn.
 func (s *session) requestStop(id sdk.SessionId, left int) error {
 	if left < maxStopRequests {
-		s.mu.Lock()
-		s.late = true
-		s.mu.Unlock()
+		s.markRepeatedStop()
 	}
 	if err := s.sendCancel(id); err != nil || left == 0 {
 		return err
 	}
 	return s.sendPing(func(rpcMessage, *agent.Turn) error {
-		s.mu.Lock()
-		again := s.interrupted && s.asking
-		s.mu.Unlock()
-		if !again {
+		if !s.isStopping() {
 			return nil
 		}
 		return s.requestStop(id, left-1)
 	})
+}
+
+// markRepeatedStop records that the turn is asked to stop more than once.
+func (s *session) markRepeatedStop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.late = true
 }
 
 // sendCancel sends session/cancel, the protocol's request to stop a turn.
@@ -227,10 +229,18 @@ func (s *session) sendCancel(id sdk.SessionId) error {
 // repeatStopRequest sends the request to stop again, if the turn was interrupted. It is called when the agent begins a message or a call, because
 // the agent may not have begun the turn at the first request.
 func (s *session) repeatStopRequest() error {
-	if !s.isInterrupted() || !s.pending {
+	if !s.isStopping() {
 		return nil
 	}
+	s.markRepeatedStop()
 	return s.sendCancel(s.id)
+}
+
+// isStopping reports whether the turn was asked to stop and the agent has not answered the query yet.
+func (s *session) isStopping() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.interrupted && s.asking
 }
 
 // isInterrupted reports whether the running turn was asked to stop.
@@ -272,9 +282,16 @@ func (s *session) handleMessage(raw []byte, t *agent.Turn) error {
 	if err != nil {
 		return err
 	}
+	if !hasValue(m.ID) {
+		m.ID = nil // some programs write null into notifications
+	}
 	switch {
 	case m.Method == sdk.ClientMethodSessionUpdate:
-		return s.handleUpdate(m, t)
+		err := s.handleUpdate(m, t)
+		if len(m.ID) > 0 { // an agent that sends it as a request waits for the answer
+			err = errors.Join(err, s.in.Send(rpcReply{JSONRPC: "2.0", ID: m.ID, Result: struct{}{}}))
+		}
+		return err
 	case m.Method != "" && len(m.ID) > 0:
 		return s.handleRequest(m, t)
 	case m.Method == "$/cancel_request":
@@ -347,7 +364,7 @@ func (s *session) handleExtension(m rpcMessage, raw json.RawMessage, t *agent.Tu
 		return s.appendEarlyText(*n.Text, t)
 	}
 	if hasValue(n.Update) || n.Request != nil {
-		s.held = append(s.held, *n)
+		s.held = append(s.held, heldNotice{*n, s.now()})
 		return s.journalHeld(t, false)
 	}
 	if n.Warning != "" {

@@ -22,15 +22,22 @@ func (f *conversation) newSubagent(call string) *conversation {
 // maxHoldTime is the maximum time for which a notice of a sub-agent waits for the update with the call that runs the sub-agent.
 const maxHoldTime = time.Second
 
+// heldNotice is a notice of a sub-agent that is not journaled yet.
+type heldNotice struct {
+	Notice
+	arrived time.Time
+}
+
 // journalHeld journals the notices of sub-agents in the order of their arrival, up to the first one whose call is unknown: a notice may arrive before
 // the update with the call that runs the sub-agent. If all is set, journalHeld journals every notice.
 func (s *session) journalHeld(t *agent.Turn, all bool) error {
 	var errs []error
 	for len(s.held) > 0 {
 		n := s.held[0]
-		f := s.noticeConversation(n)
-		if f == nil && !all && s.pending && s.answered.IsZero() {
-			t.SetAlarm(maxHoldTime, func() {
+		f := s.noticeConversation(n.Notice)
+		wait := maxHoldTime - s.now().Sub(n.arrived)
+		if f == nil && !all && wait > 0 && s.pending && s.answered.IsZero() {
+			t.SetAlarm(wait, func() {
 				if err := s.journalHeld(t, true); err != nil {
 					s.journalLog(t, "warn", "%s", err)
 				}
@@ -38,7 +45,7 @@ func (s *session) journalHeld(t *agent.Turn, all bool) error {
 			break
 		}
 		s.held = s.held[1:]
-		errs = append(errs, s.journalNotice(n, f, t))
+		errs = append(errs, s.journalNotice(n.Notice, f, t))
 	}
 	return errors.Join(errs...)
 }

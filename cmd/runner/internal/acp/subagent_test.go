@@ -3,9 +3,11 @@ package acp
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/spoolhq/spool/cmd/runner/internal/agent"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
@@ -150,6 +152,110 @@ func TestSubagents_RequestsFollowTheirCalls(t *testing.T) {
 	}
 	if l := j.Lines()[len(j.Lines())-1]; l.Type != (events.PermissionDecided{}).EventType() || l.ConversationID != "c" {
 		t.Errorf("the last line is %s of %s", l.Type, l.ConversationID)
+	}
+}
+
+// Lines that arrive meanwhile do not prolong the time for which a notice waits for its call.
+func TestSubagents_AStreamOfLinesDoesNotHoldNotices(t *testing.T) {
+	t.Parallel()
+	j := &agenttest.Journal{}
+	s, turn := delegatingSession(t, j)
+	now := agenttest.FixedTime()
+	s.(*session).now = func() time.Time { return now }
+	lines := []string{tells(t, Notice{Session: "s2", Parent: "s1", ParentCall: "c", Request: &SubagentRequest{ID: "r", Call: ToolCall{ID: "d", Name: "bash"}}})}
+	for range 5 {
+		lines = append(lines, textUpdate("agent_message_chunk", "m", "text"))
+	}
+	for _, l := range lines {
+		if err := s.HandleLine([]byte(l), turn); err != nil {
+			t.Fatal(err)
+		}
+		now = now.Add(maxHoldTime / 4)
+	}
+	if !slices.ContainsFunc(j.Lines(), func(l runner.JournalLine) bool { return l.Type == (events.PermissionDecided{}).EventType() }) {
+		t.Error("the request still waits")
+	}
+}
+
+// Models may use the id of a call again in a turn, and some agents pass it on. The later call is another one; a repeated end of a call is not.
+func TestCalls_OneIDForSeveralCalls(t *testing.T) {
+	t.Parallel()
+	update := func(kind, status, rest string) string {
+		return fmt.Sprintf(`{"method":"session/update","params":{"sessionId":"s1","update":{"sessionUpdate":%q,"toolCallId":"c","title":"run","status":%q%s}}}`, kind, status, rest)
+	}
+	const one, two = `,"rawInput":{"command":"one","n":1}`, `,"rawInput":{"command":"two"}`
+	for name, c := range map[string]struct {
+		lines []string
+		want  []string
+	}{
+		"the second begins with its input":    {[]string{update("tool_call", "in_progress", two)}, []string{"c one", "c_2 two"}},
+		"the second is complete at once":      {[]string{update("tool_call", "completed", two)}, []string{"c one", "c_2 two"}},
+		"the input of the second comes later": {[]string{update("tool_call", "pending", `,"rawInput":{}`), update("tool_call_update", "in_progress", two)}, []string{"c one", "c_2 two"}},
+		"the second has another title":        {[]string{strings.Replace(update("tool_call", "pending", ""), `"run"`, `"walk"`, 1)}, []string{"c one", "c_2 "}},
+		"the end is repeated":                 {[]string{update("tool_call_update", "completed", one), update("tool_call_update", "completed", two)}, []string{"c one"}},
+		"the beginning is repeated late":      {[]string{update("tool_call", "pending", `,"rawInput":{"n":1,"command":"one"}`), update("tool_call", "pending", "")}, []string{"c one"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			j := &agenttest.Journal{}
+			s, turn := delegatingSession(t, j)
+			feed(t, s, turn, update("tool_call", "in_progress", one), update("tool_call_update", "completed", ""))
+			feed(t, s, turn, c.lines...)
+			feed(t, s, turn, promptDone)
+			var got []string
+			for _, l := range j.Lines() {
+				var data events.BlockComplete
+				if l.Type != data.EventType() {
+					continue
+				}
+				if err := json.Unmarshal(l.Data, &data); err != nil {
+					t.Fatal(err)
+				}
+				if b := data.Block; b.Kind == events.KindToolUse {
+					in, _ := parseCallArguments(b.Input)
+					got = append(got, b.ToolUseID+" "+in.Command)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("calls %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// A call that has not begun when the turn ends is journaled with what is known of it.
+func TestCalls_ThatNeverBegin(t *testing.T) {
+	t.Parallel()
+	j := &agenttest.Journal{}
+	s, turn := delegatingSession(t, j)
+	for _, tool := range []string{"run", "task"} {
+		input := `,"rawInput":{"command":"x"}`
+		if tool == "task" {
+			input = ""
+		}
+		feed(t, s, turn, fmt.Sprintf(`{"method":"session/update","params":{"sessionId":"s1","update":{"sessionUpdate":"tool_call","toolCallId":%q,"title":%q,"status":"pending"%s}}}`, tool, tool, input))
+	}
+	feed(t, s, turn, promptDone)
+	inputs := map[events.BlockKind]string{}
+	for _, l := range j.Lines() {
+		var data events.BlockComplete
+		if l.Type != data.EventType() {
+			continue
+		}
+		if err := json.Unmarshal(l.Data, &data); err != nil {
+			t.Fatal(err)
+		}
+		if data.Block.Status != events.StatusError {
+			t.Errorf("block %+v", data.Block)
+		}
+		inputs[data.Block.Kind] = string(data.Block.Input)
+	}
+	want := map[events.BlockKind]string{events.KindToolUse: `{"command":"x"}`, events.KindSubagent: ""}
+	if !maps.Equal(inputs, want) {
+		t.Errorf("inputs %q, want %q", inputs, want)
+	}
+	if got := journaled(t, j); !slices.Contains(got, "main: subagent_spawned") {
+		t.Errorf("journaled %q", got)
 	}
 }
 

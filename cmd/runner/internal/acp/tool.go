@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"time"
 
@@ -32,6 +34,7 @@ type runningCall struct {
 	result string // the open tool_result block
 	shown  string // its text so far
 	over   bool
+	uses   int // number of calls with the agent's id in the turn so far; 1 for the first
 
 	subagent *conversation // of the sub-agent that the call runs, if it runs one
 	sub      string        // the subagent block
@@ -86,16 +89,39 @@ func (s *session) callInfo(c ToolCall) ToolInfo {
 	return toolInfoForKind(c.Kind)
 }
 
+// isReusedBy reports whether an update is about another call with the id of this call, which has ended. begins reports whether the update is a
+// tool_call. Some agents repeat the updates of a call.
+func (c *runningCall) isReusedBy(u toolUpdate, begins bool) bool {
+	switch ends := u.Status != nil && isEndStatus(*u.Status); {
+	case !c.over || ends && !begins:
+		return false
+	case hasValue(u.RawInput):
+		var earlier, later any
+		return json.Unmarshal(c.Input, &earlier) != nil || json.Unmarshal(u.RawInput, &later) != nil || !reflect.DeepEqual(earlier, later)
+	}
+	return begins && u.Title != nil && *u.Title != c.Name && *u.Title != c.Title
+}
+
+// isEndStatus reports whether a call with the status has ended.
+func isEndStatus(s sdk.ToolCallStatus) bool {
+	return s == sdk.ToolCallStatusCompleted || s == sdk.ToolCallStatusFailed
+}
+
 // handleToolUpdate journals a tool_call or a tool_call_update of the conversation f: the call once its input is known, its output as it grows, and
-// its result.
-func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn) error {
+// its result. begins reports whether it is a tool_call.
+func (s *session) handleToolUpdate(f *conversation, u toolUpdate, begins bool, t *agent.Turn) error {
 	key := callKey{f.conv, u.ID}
 	c := s.calls[key]
+	id, uses := u.ID, 1
+	if c != nil && c.isReusedBy(u, begins) {
+		uses = c.uses + 1
+		id, c = fmt.Sprintf("%s_%d", u.ID, uses), nil
+	}
 	if c == nil {
 		f.completeText(t, "")
 		f.answer.End()
 		s.shown = true
-		c = &runningCall{ToolCall: ToolCall{ID: u.ID}, flow: f, subagent: f.newSubagent(u.ID), status: sdk.ToolCallStatusPending, started: s.now()}
+		c = &runningCall{ToolCall: ToolCall{ID: id}, flow: f, subagent: f.newSubagent(id), status: sdk.ToolCallStatusPending, started: s.now(), uses: uses}
 		s.calls[key] = c
 		if err := s.repeatStopRequest(); err != nil {
 			return err
@@ -111,7 +137,7 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, t *agent.Turn)
 	if u.Status != nil {
 		c.status = *u.Status
 	}
-	c.over = c.status == sdk.ToolCallStatusCompleted || c.status == sdk.ToolCallStatusFailed
+	c.over = isEndStatus(c.status)
 	if c.over {
 		s.withdrawRequests(key, t)
 	}
@@ -142,9 +168,14 @@ func (s *session) journalToolUse(c *runningCall, tool ToolInfo, t *agent.Turn) {
 	if c.stated || !c.over && (c.status != sdk.ToolCallStatusInProgress || !hasValue(c.Input)) {
 		return
 	}
+	s.completeToolUse(c, events.StatusComplete, t)
+}
+
+// completeToolUse finishes the tool_use block of a call.
+func (s *session) completeToolUse(c *runningCall, status events.BlockStatus, t *agent.Turn) {
 	c.stated = true
 	t.CompleteBlock(c.use, func(b *events.Block) {
-		b.Input, b.Description = bytes.Clone(c.Input), describeCall(c.ToolCall, s.place.Workspace)
+		b.Input, b.Description, b.Status = bytes.Clone(c.Input), describeCall(c.ToolCall, s.place.Workspace), status
 	})
 }
 
@@ -176,18 +207,10 @@ func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
 
 // journalSubagent journals a call that runs a sub-agent.
 func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) {
-	if c.sub == "" {
-		if !hasValue(c.Input) && !c.over {
-			return
-		}
-		c.sub = t.OpenBlock(c.flow.conv, events.Block{
-			Kind: events.KindSubagent, SubagentID: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
-		})
-		t.Emit(c.flow.conv, events.SubagentSpawned{
-			SubagentID: c.subagent.conv, Conversation: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
-			Depth: c.subagent.depth,
-		})
+	if !hasValue(c.Input) && !c.over {
+		return
 	}
+	s.openSubagent(c, sub, t)
 	if !c.over {
 		return
 	}
@@ -196,6 +219,20 @@ func (s *session) journalSubagent(c *runningCall, sub SubagentCall, t *agent.Tur
 	took, failed, said := millis(s.now().Sub(c.started)), c.status == sdk.ToolCallStatusFailed, cmp.Or(sub.Said, resultText(c.content, c.Output))
 	t.CompleteBlock(c.sub, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = said, failed, took })
 	t.Emit(c.flow.conv, events.SubagentCompleted{SubagentID: c.subagent.conv, Conversation: c.subagent.conv, IsError: failed, DurationMs: took})
+}
+
+// openSubagent opens the block of a call that runs a sub-agent, unless it is open.
+func (s *session) openSubagent(c *runningCall, sub SubagentCall, t *agent.Turn) {
+	if c.sub != "" {
+		return
+	}
+	c.sub = t.OpenBlock(c.flow.conv, events.Block{
+		Kind: events.KindSubagent, SubagentID: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Input: bytes.Clone(c.Input),
+	})
+	t.Emit(c.flow.conv, events.SubagentSpawned{
+		SubagentID: c.subagent.conv, Conversation: c.subagent.conv, ToolUseID: c.ID, Name: sub.Name, Parent: c.flow.conv, Prompt: sub.Prompt,
+		Depth: c.subagent.depth,
+	})
 }
 
 // ignoreAnswer is the answerHandler of a request whose answer is not needed.

@@ -89,7 +89,7 @@ func (s *session) journalUpdate(kind string, raw json.RawMessage, f *conversatio
 		if err != nil {
 			return err
 		}
-		return s.handleToolUpdate(f, c, t)
+		return s.handleToolUpdate(f, c, kind == "tool_call", t)
 	}
 	return s.handleOtherUpdate(kind, raw, f, t)
 }

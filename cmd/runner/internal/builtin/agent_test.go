@@ -143,7 +143,12 @@ func TestModelErrors_HaveTheirCodes(t *testing.T) {
 		"bad request":       {[]http.HandlerFunc{fails(400, "x", "too long")}, "MODEL_ERROR", "too long", 1},
 		"ends too early":    {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { send(w, chunk(`{"content":"a"}`, ""), "[DONE]") }}, "MODEL_ERROR", "before its answer", 1},
 		"breaks half-way":   {[]http.HandlerFunc{breaks(chunk(`{"content":"half"}`, ""))}, "MODEL_ERROR", "broke", 5},
-		"withheld":          {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { send(w, chunk(`{}`, "content_filter"), "[DONE]") }}, "MODEL_ERROR", "content_filter", 1},
+		"breaks when whole": {[]http.HandlerFunc{breaks(chunk(`{"content":"all"}`, ""), chunk(`{}`, "stop"))}, "", "", 1},
+		"says it is whole":  {[]http.HandlerFunc{stalls(chunk(`{"content":"all"}`, ""), chunk(`{}`, "stop"))}, "", "", 1},
+		"fails when whole": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
+			send(w, chunk(`{"content":"all"}`, "stop"), `{"error":{"message":"exploded"}}`)
+		}}, "MODEL_ERROR", "exploded", 1},
+		"withheld": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) { send(w, chunk(`{}`, "content_filter"), "[DONE]") }}, "MODEL_ERROR", "content_filter", 1},
 		"error in a stream": {[]http.HandlerFunc{func(w http.ResponseWriter, _ *http.Request) {
 			send(w, chunk(`{"content":"a"}`, ""), `{"error":{"message":"exploded"}}`)
 		}}, "MODEL_ERROR", "exploded", 1},

@@ -53,7 +53,8 @@ export const Spool = async ({ client }) => {
     return turns.get(session)
   }
   const asked = new Set() // permission requests of sub-agents that wait
-  const calls = new Map() // arguments of their calls that have not ended, by call
+  const calls = new Map() // arguments of their calls that have not ended, by session and call: sub-agents may use the same ids
+  const key = (session, call) => JSON.stringify([session, call])
   const parents = new Map() // by session of a sub-agent: the session and the call that run it; the call is "" until it is known
   const roles = new Map() // by message of a sub-agent
   const said = new Map() // by part of a sub-agent's message: how much of its text was told
@@ -114,8 +115,8 @@ export const Spool = async ({ client }) => {
       text(sessionID, part, part.text.slice(said.get(id) ?? 0))
     }
     if (!asks || type !== "tool") return
-    if (state.status === "completed" || state.status === "error") calls.delete(callID)
-    else calls.set(callID, { tool: part.tool, input: state.input })
+    if (state.status === "completed" || state.status === "error") calls.delete(key(sessionID, callID))
+    else calls.set(key(sessionID, callID), { tool: part.tool, input: state.input })
   }
   return {
     event: async ({ event }) => {
@@ -152,7 +153,7 @@ export const Spool = async ({ client }) => {
           if (!asks || !parent || asked.has(p.id)) return
           asked.add(p.id)
           listen()
-          const { tool = p.permission, input = p.metadata } = calls.get(p.tool?.callID) ?? {}
+          const { tool = p.permission, input = p.metadata } = calls.get(key(p.sessionID, p.tool?.callID)) ?? {}
           return tell({ kind: "permission", session: p.sessionID, id: p.id, parent, call: p.tool?.callID, tool, input, metadata: p.metadata })
         }
         case "permission.replied": {

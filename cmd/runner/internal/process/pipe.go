@@ -13,24 +13,41 @@ import (
 // stderrTailSize is the number of bytes of standard error that are kept to explain why a process exited.
 const stderrTailSize = 4 << 10
 
+// Limits of what is read from a pipe after the process has ended, because a descendant may print for ever. A pipe holds at most 1 MiB by default.
+const (
+	maxBytesAfterExit = 1 << 20
+	maxWaitAfterExit  = 3 * time.Second // the sum of the times for which reads wait
+)
+
 // pipeReader reads the lines that a process prints to a pipe.
 type pipeReader struct {
 	file   *os.File
 	stream Stream
 	p      *Process
+
+	bytesAfterExit  int
+	waitedAfterExit time.Duration
 }
 
 // Read reads from the pipe. It returns io.EOF at the end of the pipe, or when the process has ended and nothing arrived
-// for drainTimeAfterExit.
+// for drainTimeAfterExit, or a limit of what is read after its end is reached.
 func (r *pipeReader) Read(b []byte) (int, error) {
 	for {
 		afterExit := r.p.gone.Load()
 		if afterExit {
+			if r.bytesAfterExit >= maxBytesAfterExit || r.waitedAfterExit >= maxWaitAfterExit {
+				return 0, io.EOF
+			}
 			if err := r.file.SetReadDeadline(time.Now().Add(drainTimeAfterExit)); err != nil {
 				return 0, err
 			}
 		}
+		start := time.Now()
 		n, err := r.file.Read(b)
+		if afterExit {
+			r.bytesAfterExit += n
+			r.waitedAfterExit += time.Since(start)
+		}
 		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) {
 			if !afterExit {
 				continue // the process ended meanwhile: read what it left

@@ -115,8 +115,11 @@ func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 	p.gone.Store(true)
 	close(p.exited)
 	p.stdin.close()
-	// A descendant may keep a pipe open; the deadline ends the reader then.
+	// A descendant may keep a pipe open; the deadline ends the reader, or the writer, then.
 	soon := time.Now().Add(drainTimeAfterExit)
+	if err := p.stdin.file.SetWriteDeadline(soon); err != nil && !errors.Is(err, os.ErrClosed) {
+		p.group.log.Error("set deadline on an agent's stdin", "err", err)
+	}
 	for _, f := range []*os.File{out, errs} {
 		if err := f.SetReadDeadline(soon); err != nil {
 			p.group.log.Error("set deadline on an agent's pipe", "err", err)

@@ -81,6 +81,38 @@ func TestStdin_SendsJSONLines(t *testing.T) {
 	}
 }
 
+// A child that inherited the pipes cannot keep the lines open for ever: it may print without an end, and it may leave unread what was sent.
+func TestExit_EndsLinesWhateverAChildDoesWithThePipes(t *testing.T) {
+	t.Parallel()
+	for name, child := range map[string]string{
+		"prints fast":          `while :; do echo child; done`,
+		"prints slowly":        `while :; do echo child; sleep 0.1; done`,
+		"leaves stdin unread":  `exec sleep 600`,
+		"prints one long line": `while :; do printf x; sleep 0.1; done`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := start(t, `exec 3<&0; { `+child+`; } <&3 & head -c 1 <&3 >&2; echo last; exit 0`)
+			if err := p.Send(strings.Repeat("x", 1<<20)); err != nil {
+				t.Fatal(err)
+			}
+			out := make(chan []string, 1)
+			go func() {
+				lines, _ := all(p)
+				out <- lines
+			}()
+			select {
+			case lines := <-out:
+				if !strings.Contains(strings.Join(lines, "\n"), "last") {
+					t.Errorf("stdout %q", lines)
+				}
+			case <-time.After(time.Minute):
+				t.Error("the lines do not end")
+			}
+		})
+	}
+}
+
 // A child that keeps the pipes open does not hide the exit of the process, nor the end of its output.
 func TestExit_IsSeenWhilePipesAreHeldOpen(t *testing.T) {
 	t.Parallel()

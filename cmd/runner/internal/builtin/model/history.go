@@ -21,13 +21,16 @@ const maxToolNameBytes = 64
 var invalidNameCharacters = regexp.MustCompile(`[^A-Za-z0-9_-]`)
 
 // validHistory returns the messages in a form that strict model APIs accept, because a transcript holds what models and servers really sent, and an
-// API that refuses one message would refuse the conversation for ever. Answers without text and calls are left out; arguments that are not an object
+// API that refuses one message would refuse the conversation for ever. Answers without text and calls are left out, as are texts of white space alone; arguments that are not an object
 // become an empty one; ids are made unique; and each call has exactly one result, after the answer with the call. For the beginning of a
 // conversation the result is always the same, so that caches of prompts stay valid. validHistory does not change messages.
 func validHistory(messages []Message) []Message {
 	var out []Message
 	used := map[string]bool{}
 	for i, m := range messages {
+		if m.Role != RoleTool && strings.TrimSpace(m.Text) == "" {
+			m.Text = "" // beside calls and images too, APIs refuse white space as a text
+		}
 		switch {
 		case m.Role == RoleTool:
 			// The calls take their results.
@@ -40,7 +43,7 @@ func validHistory(messages []Message) []Message {
 				out = append(out, result)
 			}
 		default:
-			if strings.TrimSpace(m.Text) == "" && len(m.Images) == 0 {
+			if m.Text == "" && len(m.Images) == 0 {
 				m.Text = emptyMessageText
 			}
 			out = append(out, m)

@@ -87,9 +87,12 @@ func (c *Client) Stream(ctx context.Context, r Request, each func(Delta)) (Answe
 		}
 	}
 	answer := a.finish()
-	switch {
-	case !errors.Is(err, io.EOF):
+	canceled := ctx.Err() != nil && !errors.Is(context.Cause(ctx), silent)
+	// Nothing is missing in a finished answer whose stream then breaks or stays open. A second request would repeat the answer.
+	if !errors.Is(err, io.EOF) && (!a.finished || canceled || errors.As(err, new(*failure))) {
 		return answer, endError(ctx, silent, err, r.Model, true)
+	}
+	switch {
 	case a.failed != nil:
 		return answer, a.failed
 	case !a.finished:
