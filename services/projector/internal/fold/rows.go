@@ -55,6 +55,14 @@ type (
 		Forked          string // JSON of events.SessionForked; "" for none
 		SandboxMs       int64  // running time of its metered sandboxes
 		SandboxCostUSD  float64
+		Phase           string
+		PhaseSince      time.Time
+		FailedExecution string // the execution that ended last, if it failed; "" otherwise
+		OpenApprovals   int32
+		Input, Output   int64 // reported tokens of its executions
+		CacheRead       int64
+		CacheWrite      int64
+		CostUSD         float64
 	}
 	// DeletedSession is a row of the table deleted_sessions.
 	DeletedSession struct {
@@ -270,6 +278,8 @@ const (
 	phaseCompleted = "completed"
 	phaseFailed    = "failed"
 	phaseCancelled = "cancelled"
+
+	phaseIdle = "idle" // of a session only
 
 	sessionStatusOpen   = "open"
 	sessionStatusClosed = "closed"
