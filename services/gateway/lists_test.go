@@ -206,3 +206,92 @@ func TestLists_BadInputNamesTheField(t *testing.T) {
 	g.get("/api/sessions?status=running").wantProblem(t, 400, "INVALID_REQUEST", "status")
 	g.get("/api/executions?phase=open").wantProblem(t, 400, "INVALID_REQUEST", "phase")
 }
+
+// TestListSessions_FiltersByPhase tests the filters for phases and open approval requests, over pages, and that they
+// show no session of another tenant.
+func TestListSessions_FiltersByPhase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	phases := []string{"queued", "running", "waiting_for_approval", "failed", "idle"}
+	set := func(tenant string, i int, it item) {
+		failed := ""
+		if i%5 == 3 {
+			failed = it.execution
+		}
+		w.exec("UPDATE sessions SET phase = $3, open_approvals = $4, failed_execution = $5 WHERE tenant = $1 AND id = $2", tenant, it.session, phases[i%5], i%3, failed)
+	}
+	items := w.createItems("default", 60)
+	slices.SortFunc(items, func(a, b item) int {
+		return cmp.Or(b.created.Compare(a.created), strings.Compare(b.session, a.session))
+	})
+	for i, it := range items {
+		set("default", i, it)
+	}
+	for i, it := range w.createItems("other", 20) {
+		set("other", i, it)
+	}
+	for query, keep := range map[string]func(i int) bool{
+		"phase=failed":                        func(i int) bool { return i%5 == 3 },
+		"phase=idle&phase=queued&phase=idle":  func(i int) bool { return i%5 == 4 || i%5 == 0 },
+		"hasOpenApprovals=true":               func(i int) bool { return i%3 > 0 },
+		"hasOpenApprovals=false":              func(i int) bool { return i%3 == 0 },
+		"phase=running&hasOpenApprovals=true": func(i int) bool { return i%5 == 1 && i%3 > 0 },
+		"phase=waiting_for_approval&status=open&text=a": func(i int) bool {
+			return i%5 == 2 && items[i].status == "open" && (strings.Contains(strings.ToLower(items[i].title), "a") || strings.Contains(strings.ToLower(items[i].metadata), "a"))
+		},
+	} {
+		want := []string{}
+		for i, it := range items {
+			if keep(i) {
+				want = append(want, it.session)
+			}
+		}
+		if got := g.all("sessions", query, 4); !slices.Equal(got, want) || len(want) == 0 {
+			t.Errorf("%s: got %d rows %v, want %d %v", query, len(got), got, len(want), want)
+		}
+	}
+	for query, field := range map[string]string{
+		"phase=completed": "phase", "phase=": "phase", "phase=failed&phase=Failed": "phase", "phase=failed%00": "phase", "phase=" + strings.Repeat("x", 1000): "phase",
+		"hasOpenApprovals=maybe": "hasOpenApprovals", "hasOpenApprovals=": "hasOpenApprovals", "hasOpenApprovals=true&hasOpenApprovals=false": "hasOpenApprovals",
+	} {
+		g.get("/api/sessions?"+query).wantProblem(t, 400, "INVALID_REQUEST", field)
+	}
+	if a := g.get("/api/sessions?phase=completed"); !strings.Contains(a.text("detail"), strings.Join(phases, ", ")) {
+		t.Errorf("the error does not list the phases: %s", a)
+	}
+	g.get("/api/executions?hasOpenApprovals=true").wantProblem(t, 400, "INVALID_REQUEST", "hasOpenApprovals")
+	token := g.get("/api/sessions?pageSize=1&phase=failed").want(t, 200).text("nextPageToken")
+	g.get("/api/sessions?pageSize=1&phase=failed&phase=failed&pageToken="+token).want(t, 200)
+	g.get("/api/sessions?phase=idle&pageToken="+token).wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
+	g.get("/api/sessions?phase=failed&hasOpenApprovals=true&pageToken="+token).wantProblem(t, 400, "INVALID_REQUEST", "pageToken")
+}
+
+// TestGetSession_ShowsPhaseErrorAndTotals tests the fields about a session's executions, by its id and in a list.
+func TestGetSession_ShowsPhaseErrorAndTotals(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	it := w.createItems("default", 1)[0]
+	w.exec("UPDATE executions SET phase = 'failed', code = 'AGENT_FAILED', message = 'no <answer>' WHERE id = $1", it.execution)
+	w.exec(`UPDATE sessions SET phase = 'failed', phase_since = '2026-03-04T05:06:07Z', failed_execution = $2, open_approvals = 2, input_tokens = 5000000000, output_tokens = 7,
+		cache_read_tokens = 8, cache_write_tokens = 9, cost_usd = 0.25 WHERE id = $1`, it.session, it.execution)
+	list, _ := g.get("/api/sessions").want(t, 200).field("sessions").([]any)
+	one := g.get("/api/sessions/"+it.session).want(t, 200)
+	for name, want := range map[string]string{
+		"phase": "failed", "phaseSince": "2026-03-04T05:06:07Z", "openApprovals": "2", "costUsd": "0.25",
+		"usage":     "map[cacheReadTokens:8 cacheWriteTokens:9 inputTokens:4294967295 outputTokens:7]",
+		"lastError": "map[code:AGENT_FAILED executionId:" + it.execution + " message:no <answer> time:" + it.ended.Format(time.RFC3339) + "]",
+	} {
+		if got := fmt.Sprint(one.field(name)); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+		if got := fmt.Sprint(list[0].(map[string]any)[name]); got != want {
+			t.Errorf("in the list %s is %s, want %s", name, got, want)
+		}
+	}
+	w.exec("UPDATE sessions SET phase = 'idle', failed_execution = ''")
+	if e := g.get("/api/sessions/"+it.session).want(t, 200).field("lastError"); e != nil {
+		t.Errorf("without a failure lastError is %v", e)
+	}
+}

@@ -111,8 +111,7 @@ func (c *executionsShowCommand) printExecution(ctx context.Context, a *app, cl *
 	err = printFields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", titleExcerpt(x.Query)},
 		[]any{"recovers", x.GetRecoveredFrom()}, []any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", describeExecution(x)}, []any{"message", x.GetMessage()},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", formatExecutionDuration(x)},
-		[]any{"tokens", fmt.Sprintf("%d in (%d from cache, %d into it), %d out", x.Usage.GetInputTokens(), x.Usage.GetCacheReadTokens(), x.Usage.GetCacheWriteTokens(), x.Usage.GetOutputTokens())},
-		[]any{"cost", fmt.Sprintf("$%.4f", x.CostUsd)}, []any{"sandbox time", formatSandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", formatTime(x.QueuedAt)}, []any{"ended", formatTime(x.EndedAt)}, []any{"result", x.GetResult()})
+		[]any{"tokens", formatTokens(x.Usage)}, []any{"cost", formatCost(x.CostUsd)}, []any{"sandbox time", formatSandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", formatTime(x.QueuedAt)}, []any{"ended", formatTime(x.EndedAt)}, []any{"result", x.GetResult()})
 	if err != nil || len(x.Metered) == 0 {
 		return err
 	}
@@ -122,7 +121,7 @@ func (c *executionsShowCommand) printExecution(ctx context.Context, a *app, cl *
 	for _, m := range x.Metered {
 		cost := "no price"
 		if m.Prices != "" {
-			cost = fmt.Sprintf("$%.4f", m.CostUsd)
+			cost = formatCost(m.CostUsd)
 		}
 		writeTableRow(table, []any{m.Provider, m.Model, m.Requests, m.Failed, totalInputTokens(m.Usage), m.Usage.GetOutputTokens(), cost})
 	}
@@ -176,6 +175,14 @@ func (c *executionsTerminateCommand) Run(a *app) error {
 		return client.Call(ctx, cl.Executions.TerminateExecution, &spoolv1.TerminateExecutionRequest{ExecutionId: id})
 	})
 }
+
+// formatTokens returns the numbers of tokens in u.
+func formatTokens(u *spoolv1.Usage) string {
+	return fmt.Sprintf("%d in (%d from cache, %d into it), %d out", u.GetInputTokens(), u.GetCacheReadTokens(), u.GetCacheWriteTokens(), u.GetOutputTokens())
+}
+
+// formatCost returns a cost in US dollars, such as $0.1250.
+func formatCost(usd float64) string { return fmt.Sprintf("$%.4f", usd) }
 
 // describeExecution returns the phase of an execution, and the reason if it has failed or was cancelled.
 func describeExecution(x *spoolv1.Execution) string {

@@ -27,6 +27,9 @@ type sessionsLsCommand struct {
 	serverFlags
 	Status string `enum:",open,closed" default:"" help:"Only sessions with this status: open or closed."`
 	Parent string `placeholder:"SESSION" help:"Only forks of this session."`
+
+	Phase         []string `enum:"queued,running,waiting_for_approval,failed,idle" placeholder:"PHASE" help:"Only sessions in this phase: queued, running, waiting_for_approval, failed or idle. Repeat the flag for more phases."`
+	OpenApprovals bool     `help:"Only sessions with open approval requests."`
 	filterFlags
 	Limit int `default:"50" help:"Maximum number of entries; 0 means all."`
 }
@@ -92,11 +95,15 @@ func (c *sessionsLsCommand) Run(a *app) error {
 		}
 	}
 	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
-		sessions := client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, c.sessionsRequest(c.Status, c.Parent))
+		r := c.sessionsRequest(c.Status, c.Parent)
+		if r.Phase = c.Phase; c.OpenApprovals {
+			r.HasOpenApprovals = &c.OpenApprovals
+		}
+		sessions := client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, r)
 		return printList(a, c.JSON, c.Limit, sessions,
-			[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "UPDATED", "TITLE"},
+			[]any{"SESSION", "STATUS", "AGENT", "ARCHITECTURE", "SANDBOX", "EXECUTIONS", "COST", "UPDATED", "TITLE"},
 			func(s *spoolv1.Session) []any {
-				return []any{s.SessionId, describeSession(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, formatTime(s.UpdatedAt), titleExcerpt(s.Title)}
+				return []any{s.SessionId, describeSession(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, formatCost(s.CostUsd), formatTime(s.UpdatedAt), titleExcerpt(s.Title)}
 			})
 	})
 }
@@ -156,10 +163,11 @@ func (c *sessionsShowCommand) printSession(ctx context.Context, a *app, cl *clie
 	if p := s.GetSessionOptions().GetModelProvider(); p != "" {
 		model = strings.TrimSpace(model + " by " + p)
 	}
-	err = printFields(a, []any{"session", s.SessionId}, []any{"status", describeSession(s)}, []any{"title", titleExcerpt(s.Title)},
+	err = printFields(a, []any{"session", s.SessionId}, []any{"status", describeSession(s)}, []any{"since", formatTime(s.PhaseSince)}, []any{"last error", describeLastError(s)}, []any{"title", titleExcerpt(s.Title)},
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.GetInstance()},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", formatTime(s.CreatedAt)}, []any{"updated", formatTime(s.UpdatedAt)}, []any{"events", s.Tip},
+		[]any{"tokens", formatTokens(s.Usage)}, []any{"cost", formatCost(s.CostUsd)},
 		[]any{"running in", describeSandbox(s)}, []any{"sandbox time", formatSandboxTime(s.SandboxMs, s.SandboxCostUsd)}, []any{"snapshot", describeSnapshot(s)},
 		[]any{"forked from", describeParent(s)}, []any{"forks", s.Forks})
 	if err != nil {
@@ -286,15 +294,30 @@ func describeSnapshot(s *spoolv1.Session) string {
 	return fmt.Sprintf("%s, %d files, %s", formatTime(s.SnapshotAt), s.WorkspaceFiles, formatSize(int64(s.WorkspaceBytes)))
 }
 
-// describeSession returns a text about the status of a session and its executions.
+// describeSession returns a text about the status of a session, its phase, open approval requests and queued
+// executions.
 func describeSession(s *spoolv1.Session) string {
+	parts := []string{s.Status}
 	switch {
-	case s.GetActiveExecutionId() != "" && s.Queued > 0:
-		return fmt.Sprintf("%s, running, %d queued", s.Status, s.Queued)
-	case s.GetActiveExecutionId() != "":
-		return s.Status + ", running"
-	case s.Idle:
-		return s.Status + ", idle"
+	case s.Phase == "idle" && s.Idle:
+		parts = append(parts, "idle")
+	case s.Phase != "idle" && s.Phase != "":
+		parts = append(parts, s.Phase)
 	}
-	return s.Status
+	if s.OpenApprovals > 0 {
+		parts = append(parts, fmt.Sprintf("%d open approvals", s.OpenApprovals))
+	}
+	if s.Queued > 0 {
+		parts = append(parts, fmt.Sprintf("%d queued", s.Queued))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// describeLastError returns a text about the failure of the execution that ended last, or "" if it did not fail.
+func describeLastError(s *spoolv1.Session) string {
+	e := s.GetLastError()
+	if e == nil {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s (%s, %s)", e.Code, terminal.SafeLine(e.Message), e.ExecutionId, formatTime(e.Time))
 }

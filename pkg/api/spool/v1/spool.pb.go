@@ -1149,9 +1149,13 @@ type ListSessionsRequest struct {
 	// desc or asc; empty means desc, the newest first.
 	Order string `protobuf:"bytes,14,opt,name=order,proto3" json:"order,omitempty"`
 	// A session id: lists the sessions that were forked from it.
-	Parent        string `protobuf:"bytes,15,opt,name=parent,proto3" json:"parent,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Parent string `protobuf:"bytes,15,opt,name=parent,proto3" json:"parent,omitempty"`
+	// queued, running, waiting_for_approval, failed or idle: lists sessions in one of these phases; empty means all.
+	Phase []string `protobuf:"bytes,16,rep,name=phase,proto3" json:"phase,omitempty"`
+	// true lists sessions with open approval requests, false those without; absent means both.
+	HasOpenApprovals *bool `protobuf:"varint,17,opt,name=has_open_approvals,json=hasOpenApprovals,proto3,oneof" json:"has_open_approvals,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ListSessionsRequest) Reset() {
@@ -1287,6 +1291,20 @@ func (x *ListSessionsRequest) GetParent() string {
 		return x.Parent
 	}
 	return ""
+}
+
+func (x *ListSessionsRequest) GetPhase() []string {
+	if x != nil {
+		return x.Phase
+	}
+	return nil
+}
+
+func (x *ListSessionsRequest) GetHasOpenApprovals() bool {
+	if x != nil && x.HasOpenApprovals != nil {
+		return *x.HasOpenApprovals
+	}
+	return false
 }
 
 type ListSessionsResponse struct {
@@ -1451,8 +1469,23 @@ type Session struct {
 	SandboxMs float64 `protobuf:"fixed64,28,opt,name=sandbox_ms,json=sandboxMs,proto3" json:"sandbox_ms,omitempty"`
 	// Cost of that sandbox time at the executor's price; 0 if the executor has no price.
 	SandboxCostUsd float64 `protobuf:"fixed64,29,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// waiting_for_approval (the active execution waits for a person's decision), running (it is starting, running or
+	// paused), queued (executions wait and none runs), failed (no execution is open and the one that ended last failed)
+	// or idle.
+	Phase string `protobuf:"bytes,30,opt,name=phase,proto3" json:"phase,omitempty"`
+	// Time of the event that began the phase.
+	PhaseSince *timestamppb.Timestamp `protobuf:"bytes,31,opt,name=phase_since,json=phaseSince,proto3" json:"phase_since,omitempty"`
+	// The failure of the execution that ended last; absent if that execution did not fail.
+	LastError *SessionError `protobuf:"bytes,32,opt,name=last_error,json=lastError,proto3,oneof" json:"last_error,omitempty"`
+	// Number of approval requests that have not ended.
+	OpenApprovals uint32 `protobuf:"varint,33,opt,name=open_approvals,json=openApprovals,proto3" json:"open_approvals,omitempty"`
+	// Tokens of the session's executions as the agents report them, without executions of its parent. A count above
+	// 4294967295 is given as 4294967295.
+	Usage *Usage `protobuf:"bytes,34,opt,name=usage,proto3" json:"usage,omitempty"`
+	// Cost of the session's executions as the agents report it, without sandbox_cost_usd.
+	CostUsd       float64 `protobuf:"fixed64,35,opt,name=cost_usd,json=costUsd,proto3" json:"cost_usd,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Session) Reset() {
@@ -1688,6 +1721,119 @@ func (x *Session) GetSandboxCostUsd() float64 {
 	return 0
 }
 
+func (x *Session) GetPhase() string {
+	if x != nil {
+		return x.Phase
+	}
+	return ""
+}
+
+func (x *Session) GetPhaseSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.PhaseSince
+	}
+	return nil
+}
+
+func (x *Session) GetLastError() *SessionError {
+	if x != nil {
+		return x.LastError
+	}
+	return nil
+}
+
+func (x *Session) GetOpenApprovals() uint32 {
+	if x != nil {
+		return x.OpenApprovals
+	}
+	return 0
+}
+
+func (x *Session) GetUsage() *Usage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+func (x *Session) GetCostUsd() float64 {
+	if x != nil {
+		return x.CostUsd
+	}
+	return 0
+}
+
+// The failure of an execution.
+type SessionError struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Error code; empty if the failure is not readable.
+	Code        string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Message     string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	ExecutionId string `protobuf:"bytes,3,opt,name=execution_id,json=executionId,proto3" json:"execution_id,omitempty"`
+	// When the execution ended.
+	Time          *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SessionError) Reset() {
+	*x = SessionError{}
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SessionError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SessionError) ProtoMessage() {}
+
+func (x *SessionError) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SessionError.ProtoReflect.Descriptor instead.
+func (*SessionError) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *SessionError) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *SessionError) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *SessionError) GetExecutionId() string {
+	if x != nil {
+		return x.ExecutionId
+	}
+	return ""
+}
+
+func (x *SessionError) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
 type CurrentSandbox struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	SandboxId string                 `protobuf:"bytes,1,opt,name=sandbox_id,json=sandboxId,proto3" json:"sandbox_id,omitempty"`
@@ -1712,7 +1858,7 @@ type CurrentSandbox struct {
 
 func (x *CurrentSandbox) Reset() {
 	*x = CurrentSandbox{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1724,7 +1870,7 @@ func (x *CurrentSandbox) String() string {
 func (*CurrentSandbox) ProtoMessage() {}
 
 func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1737,7 +1883,7 @@ func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CurrentSandbox.ProtoReflect.Descriptor instead.
 func (*CurrentSandbox) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CurrentSandbox) GetSandboxId() string {
@@ -1831,7 +1977,7 @@ type UpdateSessionRequest struct {
 
 func (x *UpdateSessionRequest) Reset() {
 	*x = UpdateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1843,7 +1989,7 @@ func (x *UpdateSessionRequest) String() string {
 func (*UpdateSessionRequest) ProtoMessage() {}
 
 func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1856,7 +2002,7 @@ func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UpdateSessionRequest) GetSessionId() string {
@@ -1897,7 +2043,7 @@ type UpdateSessionResponse struct {
 
 func (x *UpdateSessionResponse) Reset() {
 	*x = UpdateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2055,7 @@ func (x *UpdateSessionResponse) String() string {
 func (*UpdateSessionResponse) ProtoMessage() {}
 
 func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2068,7 @@ func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UpdateSessionResponse) GetSessionId() string {
@@ -1948,7 +2094,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1960,7 +2106,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1973,7 +2119,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -1993,7 +2139,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2005,7 +2151,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2018,7 +2164,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DeleteSessionResponse) GetSessionId() string {
@@ -2059,7 +2205,7 @@ type PostMessageRequest struct {
 
 func (x *PostMessageRequest) Reset() {
 	*x = PostMessageRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2071,7 +2217,7 @@ func (x *PostMessageRequest) String() string {
 func (*PostMessageRequest) ProtoMessage() {}
 
 func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2084,7 +2230,7 @@ func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageRequest.ProtoReflect.Descriptor instead.
 func (*PostMessageRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *PostMessageRequest) GetSessionId() string {
@@ -2155,7 +2301,7 @@ type RunVariable struct {
 
 func (x *RunVariable) Reset() {
 	*x = RunVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2167,7 +2313,7 @@ func (x *RunVariable) String() string {
 func (*RunVariable) ProtoMessage() {}
 
 func (x *RunVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2180,7 +2326,7 @@ func (x *RunVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunVariable.ProtoReflect.Descriptor instead.
 func (*RunVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *RunVariable) GetValue() string {
@@ -2213,7 +2359,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2225,7 +2371,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2238,7 +2384,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Part) GetType() string {
@@ -2285,7 +2431,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2297,7 +2443,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2310,7 +2456,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -2357,7 +2503,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2515,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2528,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -2401,7 +2547,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2413,7 +2559,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2426,7 +2572,7 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
@@ -2445,7 +2591,7 @@ type SyncSessionRequest struct {
 
 func (x *SyncSessionRequest) Reset() {
 	*x = SyncSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2457,7 +2603,7 @@ func (x *SyncSessionRequest) String() string {
 func (*SyncSessionRequest) ProtoMessage() {}
 
 func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2616,7 @@ func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
 func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SyncSessionRequest) GetSessionId() string {
@@ -2489,7 +2635,7 @@ type SyncSessionResponse struct {
 
 func (x *SyncSessionResponse) Reset() {
 	*x = SyncSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2501,7 +2647,7 @@ func (x *SyncSessionResponse) String() string {
 func (*SyncSessionResponse) ProtoMessage() {}
 
 func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2514,7 +2660,7 @@ func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
 func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *SyncSessionResponse) GetPosition() string {
@@ -2533,7 +2679,7 @@ type TerminateEnvironmentRequest struct {
 
 func (x *TerminateEnvironmentRequest) Reset() {
 	*x = TerminateEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2691,7 @@ func (x *TerminateEnvironmentRequest) String() string {
 func (*TerminateEnvironmentRequest) ProtoMessage() {}
 
 func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2704,7 @@ func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TerminateEnvironmentRequest) GetSessionId() string {
@@ -2577,7 +2723,7 @@ type TerminateEnvironmentResponse struct {
 
 func (x *TerminateEnvironmentResponse) Reset() {
 	*x = TerminateEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2735,7 @@ func (x *TerminateEnvironmentResponse) String() string {
 func (*TerminateEnvironmentResponse) ProtoMessage() {}
 
 func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2748,7 @@ func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *TerminateEnvironmentResponse) GetPosition() string {
@@ -2622,7 +2768,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2634,7 +2780,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2647,7 +2793,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -2673,7 +2819,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2685,7 +2831,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2698,7 +2844,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -2728,7 +2874,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +2886,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +2899,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -2843,7 +2989,7 @@ type GetSessionStateRequest struct {
 
 func (x *GetSessionStateRequest) Reset() {
 	*x = GetSessionStateRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2855,7 +3001,7 @@ func (x *GetSessionStateRequest) String() string {
 func (*GetSessionStateRequest) ProtoMessage() {}
 
 func (x *GetSessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2868,7 +3014,7 @@ func (x *GetSessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionStateRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetSessionStateRequest) GetSessionId() string {
@@ -2951,7 +3097,7 @@ type SessionState struct {
 
 func (x *SessionState) Reset() {
 	*x = SessionState{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3109,7 @@ func (x *SessionState) String() string {
 func (*SessionState) ProtoMessage() {}
 
 func (x *SessionState) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,7 +3122,7 @@ func (x *SessionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionState.ProtoReflect.Descriptor instead.
 func (*SessionState) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SessionState) GetSeq() uint32 {
@@ -3117,7 +3263,7 @@ type IncompleteText struct {
 
 func (x *IncompleteText) Reset() {
 	*x = IncompleteText{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3129,7 +3275,7 @@ func (x *IncompleteText) String() string {
 func (*IncompleteText) ProtoMessage() {}
 
 func (x *IncompleteText) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3142,7 +3288,7 @@ func (x *IncompleteText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IncompleteText.ProtoReflect.Descriptor instead.
 func (*IncompleteText) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *IncompleteText) GetBlockId() string {
@@ -3169,7 +3315,7 @@ type TodoList struct {
 
 func (x *TodoList) Reset() {
 	*x = TodoList{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3181,7 +3327,7 @@ func (x *TodoList) String() string {
 func (*TodoList) ProtoMessage() {}
 
 func (x *TodoList) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3194,7 +3340,7 @@ func (x *TodoList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoList.ProtoReflect.Descriptor instead.
 func (*TodoList) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TodoList) GetConversationId() string {
@@ -3229,7 +3375,7 @@ type UsageTotal struct {
 
 func (x *UsageTotal) Reset() {
 	*x = UsageTotal{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3387,7 @@ func (x *UsageTotal) String() string {
 func (*UsageTotal) ProtoMessage() {}
 
 func (x *UsageTotal) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3400,7 @@ func (x *UsageTotal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageTotal.ProtoReflect.Descriptor instead.
 func (*UsageTotal) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *UsageTotal) GetInputTokens() float64 {
@@ -3326,7 +3472,7 @@ type ResolvedVersions struct {
 
 func (x *ResolvedVersions) Reset() {
 	*x = ResolvedVersions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3484,7 @@ func (x *ResolvedVersions) String() string {
 func (*ResolvedVersions) ProtoMessage() {}
 
 func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3497,7 @@ func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolvedVersions.ProtoReflect.Descriptor instead.
 func (*ResolvedVersions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ResolvedVersions) GetSeq() uint32 {
@@ -3436,7 +3582,7 @@ type WorkspaceState struct {
 
 func (x *WorkspaceState) Reset() {
 	*x = WorkspaceState{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3594,7 @@ func (x *WorkspaceState) String() string {
 func (*WorkspaceState) ProtoMessage() {}
 
 func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3607,7 @@ func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceState.ProtoReflect.Descriptor instead.
 func (*WorkspaceState) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WorkspaceState) GetSummary() string {
@@ -3558,7 +3704,7 @@ type FileChange struct {
 
 func (x *FileChange) Reset() {
 	*x = FileChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3570,7 +3716,7 @@ func (x *FileChange) String() string {
 func (*FileChange) ProtoMessage() {}
 
 func (x *FileChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3583,7 +3729,7 @@ func (x *FileChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChange.ProtoReflect.Descriptor instead.
 func (*FileChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *FileChange) GetSeq() uint32 {
@@ -3642,7 +3788,7 @@ type DiffSessionRequest struct {
 
 func (x *DiffSessionRequest) Reset() {
 	*x = DiffSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3800,7 @@ func (x *DiffSessionRequest) String() string {
 func (*DiffSessionRequest) ProtoMessage() {}
 
 func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3667,7 +3813,7 @@ func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffSessionRequest.ProtoReflect.Descriptor instead.
 func (*DiffSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DiffSessionRequest) GetSessionId() string {
@@ -3720,7 +3866,7 @@ type SessionDiff struct {
 
 func (x *SessionDiff) Reset() {
 	*x = SessionDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3732,7 +3878,7 @@ func (x *SessionDiff) String() string {
 func (*SessionDiff) ProtoMessage() {}
 
 func (x *SessionDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3745,7 +3891,7 @@ func (x *SessionDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionDiff.ProtoReflect.Descriptor instead.
 func (*SessionDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *SessionDiff) GetFrom() uint32 {
@@ -3816,7 +3962,7 @@ type BlockChange struct {
 
 func (x *BlockChange) Reset() {
 	*x = BlockChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3974,7 @@ func (x *BlockChange) String() string {
 func (*BlockChange) ProtoMessage() {}
 
 func (x *BlockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3987,7 @@ func (x *BlockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockChange.ProtoReflect.Descriptor instead.
 func (*BlockChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *BlockChange) GetChange() string {
@@ -3872,7 +4018,7 @@ type StatusChange struct {
 
 func (x *StatusChange) Reset() {
 	*x = StatusChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4030,7 @@ func (x *StatusChange) String() string {
 func (*StatusChange) ProtoMessage() {}
 
 func (x *StatusChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4043,7 @@ func (x *StatusChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusChange.ProtoReflect.Descriptor instead.
 func (*StatusChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *StatusChange) GetKind() string {
@@ -3953,7 +4099,7 @@ type FilesDiff struct {
 
 func (x *FilesDiff) Reset() {
 	*x = FilesDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3965,7 +4111,7 @@ func (x *FilesDiff) String() string {
 func (*FilesDiff) ProtoMessage() {}
 
 func (x *FilesDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3978,7 +4124,7 @@ func (x *FilesDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesDiff.ProtoReflect.Descriptor instead.
 func (*FilesDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FilesDiff) GetSummary() string {
@@ -4062,7 +4208,7 @@ type FileDiff struct {
 
 func (x *FileDiff) Reset() {
 	*x = FileDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4074,7 +4220,7 @@ func (x *FileDiff) String() string {
 func (*FileDiff) ProtoMessage() {}
 
 func (x *FileDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4087,7 +4233,7 @@ func (x *FileDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileDiff.ProtoReflect.Descriptor instead.
 func (*FileDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FileDiff) GetPath() string {
@@ -4149,7 +4295,7 @@ type FileVersion struct {
 
 func (x *FileVersion) Reset() {
 	*x = FileVersion{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4161,7 +4307,7 @@ func (x *FileVersion) String() string {
 func (*FileVersion) ProtoMessage() {}
 
 func (x *FileVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4174,7 +4320,7 @@ func (x *FileVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileVersion.ProtoReflect.Descriptor instead.
 func (*FileVersion) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FileVersion) GetKind() string {
@@ -4224,7 +4370,7 @@ type CompareSessionsRequest struct {
 
 func (x *CompareSessionsRequest) Reset() {
 	*x = CompareSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4236,7 +4382,7 @@ func (x *CompareSessionsRequest) String() string {
 func (*CompareSessionsRequest) ProtoMessage() {}
 
 func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4249,7 +4395,7 @@ func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareSessionsRequest.ProtoReflect.Descriptor instead.
 func (*CompareSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *CompareSessionsRequest) GetSessionId() string {
@@ -4297,7 +4443,7 @@ type SessionComparison struct {
 
 func (x *SessionComparison) Reset() {
 	*x = SessionComparison{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4309,7 +4455,7 @@ func (x *SessionComparison) String() string {
 func (*SessionComparison) ProtoMessage() {}
 
 func (x *SessionComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4322,7 +4468,7 @@ func (x *SessionComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionComparison.ProtoReflect.Descriptor instead.
 func (*SessionComparison) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *SessionComparison) GetEqual() bool {
@@ -4411,7 +4557,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4423,7 +4569,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4436,7 +4582,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -4567,7 +4713,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4579,7 +4725,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4592,7 +4738,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -4666,7 +4812,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4678,7 +4824,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4691,7 +4837,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -4804,7 +4950,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +4962,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +4975,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -4871,7 +5017,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4883,7 +5029,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4896,7 +5042,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -4923,7 +5069,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4935,7 +5081,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4948,7 +5094,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -4978,7 +5124,7 @@ type WatchExecutionRequest struct {
 
 func (x *WatchExecutionRequest) Reset() {
 	*x = WatchExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4990,7 +5136,7 @@ func (x *WatchExecutionRequest) String() string {
 func (*WatchExecutionRequest) ProtoMessage() {}
 
 func (x *WatchExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5003,7 +5149,7 @@ func (x *WatchExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchExecutionRequest.ProtoReflect.Descriptor instead.
 func (*WatchExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *WatchExecutionRequest) GetExecutionId() string {
@@ -5101,7 +5247,7 @@ type ExecutionStatus struct {
 
 func (x *ExecutionStatus) Reset() {
 	*x = ExecutionStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5113,7 +5259,7 @@ func (x *ExecutionStatus) String() string {
 func (*ExecutionStatus) ProtoMessage() {}
 
 func (x *ExecutionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5126,7 +5272,7 @@ func (x *ExecutionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionStatus.ProtoReflect.Descriptor instead.
 func (*ExecutionStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *ExecutionStatus) GetExecutionId() string {
@@ -5385,7 +5531,7 @@ type PendingApproval struct {
 
 func (x *PendingApproval) Reset() {
 	*x = PendingApproval{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5397,7 +5543,7 @@ func (x *PendingApproval) String() string {
 func (*PendingApproval) ProtoMessage() {}
 
 func (x *PendingApproval) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5410,7 +5556,7 @@ func (x *PendingApproval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PendingApproval.ProtoReflect.Descriptor instead.
 func (*PendingApproval) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *PendingApproval) GetApprovalId() string {
@@ -5476,7 +5622,7 @@ type MessageStatus struct {
 
 func (x *MessageStatus) Reset() {
 	*x = MessageStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5488,7 +5634,7 @@ func (x *MessageStatus) String() string {
 func (*MessageStatus) ProtoMessage() {}
 
 func (x *MessageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5501,7 +5647,7 @@ func (x *MessageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageStatus.ProtoReflect.Descriptor instead.
 func (*MessageStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MessageStatus) GetBlockId() string {
@@ -5563,7 +5709,7 @@ type MessageCounts struct {
 
 func (x *MessageCounts) Reset() {
 	*x = MessageCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5575,7 +5721,7 @@ func (x *MessageCounts) String() string {
 func (*MessageCounts) ProtoMessage() {}
 
 func (x *MessageCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5588,7 +5734,7 @@ func (x *MessageCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageCounts.ProtoReflect.Descriptor instead.
 func (*MessageCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *MessageCounts) GetUser() uint32 {
@@ -5623,7 +5769,7 @@ type ToolCallStatus struct {
 
 func (x *ToolCallStatus) Reset() {
 	*x = ToolCallStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5635,7 +5781,7 @@ func (x *ToolCallStatus) String() string {
 func (*ToolCallStatus) ProtoMessage() {}
 
 func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5648,7 +5794,7 @@ func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCallStatus.ProtoReflect.Descriptor instead.
 func (*ToolCallStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ToolCallStatus) GetToolUseId() string {
@@ -5711,7 +5857,7 @@ type ToolCallCounts struct {
 
 func (x *ToolCallCounts) Reset() {
 	*x = ToolCallCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5723,7 +5869,7 @@ func (x *ToolCallCounts) String() string {
 func (*ToolCallCounts) ProtoMessage() {}
 
 func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5736,7 +5882,7 @@ func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCallCounts.ProtoReflect.Descriptor instead.
 func (*ToolCallCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *ToolCallCounts) GetPending() uint32 {
@@ -5776,7 +5922,7 @@ type SubagentStatus struct {
 
 func (x *SubagentStatus) Reset() {
 	*x = SubagentStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5788,7 +5934,7 @@ func (x *SubagentStatus) String() string {
 func (*SubagentStatus) ProtoMessage() {}
 
 func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5801,7 +5947,7 @@ func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubagentStatus.ProtoReflect.Descriptor instead.
 func (*SubagentStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SubagentStatus) GetSubagentId() string {
@@ -5864,7 +6010,7 @@ type SubagentCounts struct {
 
 func (x *SubagentCounts) Reset() {
 	*x = SubagentCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5876,7 +6022,7 @@ func (x *SubagentCounts) String() string {
 func (*SubagentCounts) ProtoMessage() {}
 
 func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5889,7 +6035,7 @@ func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubagentCounts.ProtoReflect.Descriptor instead.
 func (*SubagentCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *SubagentCounts) GetRunning() uint32 {
@@ -5976,7 +6122,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5988,7 +6134,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6001,7 +6147,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -6246,7 +6392,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6258,7 +6404,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6271,7 +6417,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -6357,7 +6503,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6369,7 +6515,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6382,7 +6528,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -6422,7 +6568,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6434,7 +6580,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6447,7 +6593,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -6466,7 +6612,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6478,7 +6624,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6491,7 +6637,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -6510,7 +6656,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6522,7 +6668,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6535,7 +6681,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -6554,7 +6700,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6566,7 +6712,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6579,7 +6725,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -6598,7 +6744,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6610,7 +6756,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6623,7 +6769,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -6642,7 +6788,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +6800,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6667,7 +6813,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -6686,7 +6832,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6698,7 +6844,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6711,7 +6857,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -6730,7 +6876,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6742,7 +6888,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6755,7 +6901,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -6778,7 +6924,7 @@ type RecoverExecutionRequest struct {
 
 func (x *RecoverExecutionRequest) Reset() {
 	*x = RecoverExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6790,7 +6936,7 @@ func (x *RecoverExecutionRequest) String() string {
 func (*RecoverExecutionRequest) ProtoMessage() {}
 
 func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6803,7 +6949,7 @@ func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RecoverExecutionRequest) GetExecutionId() string {
@@ -6832,7 +6978,7 @@ type RecoverExecutionResponse struct {
 
 func (x *RecoverExecutionResponse) Reset() {
 	*x = RecoverExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6844,7 +6990,7 @@ func (x *RecoverExecutionResponse) String() string {
 func (*RecoverExecutionResponse) ProtoMessage() {}
 
 func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6857,7 +7003,7 @@ func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RecoverExecutionResponse) GetSessionId() string {
@@ -6898,7 +7044,7 @@ type ListApprovalsRequest struct {
 
 func (x *ListApprovalsRequest) Reset() {
 	*x = ListApprovalsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6910,7 +7056,7 @@ func (x *ListApprovalsRequest) String() string {
 func (*ListApprovalsRequest) ProtoMessage() {}
 
 func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6923,7 +7069,7 @@ func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsRequest.ProtoReflect.Descriptor instead.
 func (*ListApprovalsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListApprovalsRequest) GetSessionId() string {
@@ -6972,7 +7118,7 @@ type ListApprovalsResponse struct {
 
 func (x *ListApprovalsResponse) Reset() {
 	*x = ListApprovalsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6984,7 +7130,7 @@ func (x *ListApprovalsResponse) String() string {
 func (*ListApprovalsResponse) ProtoMessage() {}
 
 func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6997,7 +7143,7 @@ func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsResponse.ProtoReflect.Descriptor instead.
 func (*ListApprovalsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListApprovalsResponse) GetApprovals() []*Approval {
@@ -7024,7 +7170,7 @@ type GetApprovalRequest struct {
 
 func (x *GetApprovalRequest) Reset() {
 	*x = GetApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7036,7 +7182,7 @@ func (x *GetApprovalRequest) String() string {
 func (*GetApprovalRequest) ProtoMessage() {}
 
 func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7049,7 +7195,7 @@ func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetApprovalRequest.ProtoReflect.Descriptor instead.
 func (*GetApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *GetApprovalRequest) GetApprovalId() string {
@@ -7107,7 +7253,7 @@ type Approval struct {
 
 func (x *Approval) Reset() {
 	*x = Approval{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7119,7 +7265,7 @@ func (x *Approval) String() string {
 func (*Approval) ProtoMessage() {}
 
 func (x *Approval) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7132,7 +7278,7 @@ func (x *Approval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Approval.ProtoReflect.Descriptor instead.
 func (*Approval) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *Approval) GetApprovalId() string {
@@ -7295,7 +7441,7 @@ type DecideApprovalRequest struct {
 
 func (x *DecideApprovalRequest) Reset() {
 	*x = DecideApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7307,7 +7453,7 @@ func (x *DecideApprovalRequest) String() string {
 func (*DecideApprovalRequest) ProtoMessage() {}
 
 func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7320,7 +7466,7 @@ func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalRequest.ProtoReflect.Descriptor instead.
 func (*DecideApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DecideApprovalRequest) GetApprovalId() string {
@@ -7375,7 +7521,7 @@ type DecideApprovalResponse struct {
 
 func (x *DecideApprovalResponse) Reset() {
 	*x = DecideApprovalResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7387,7 +7533,7 @@ func (x *DecideApprovalResponse) String() string {
 func (*DecideApprovalResponse) ProtoMessage() {}
 
 func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7400,7 +7546,7 @@ func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalResponse.ProtoReflect.Descriptor instead.
 func (*DecideApprovalResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DecideApprovalResponse) GetPosition() string {
@@ -7423,7 +7569,7 @@ type ExecutionPermissions struct {
 
 func (x *ExecutionPermissions) Reset() {
 	*x = ExecutionPermissions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7435,7 +7581,7 @@ func (x *ExecutionPermissions) String() string {
 func (*ExecutionPermissions) ProtoMessage() {}
 
 func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7448,7 +7594,7 @@ func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionPermissions.ProtoReflect.Descriptor instead.
 func (*ExecutionPermissions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *ExecutionPermissions) GetRules() []*PermissionRule {
@@ -7484,7 +7630,7 @@ type PermissionRule struct {
 
 func (x *PermissionRule) Reset() {
 	*x = PermissionRule{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7496,7 +7642,7 @@ func (x *PermissionRule) String() string {
 func (*PermissionRule) ProtoMessage() {}
 
 func (x *PermissionRule) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7509,7 +7655,7 @@ func (x *PermissionRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PermissionRule.ProtoReflect.Descriptor instead.
 func (*PermissionRule) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *PermissionRule) GetTool() string {
@@ -7565,7 +7711,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7577,7 +7723,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7590,7 +7736,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -7648,7 +7794,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7660,7 +7806,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7673,7 +7819,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -7711,7 +7857,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7723,7 +7869,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7736,7 +7882,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -7782,7 +7928,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7794,7 +7940,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7807,7 +7953,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -7850,7 +7996,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7862,7 +8008,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7875,7 +8021,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -7906,7 +8052,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7918,7 +8064,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7931,7 +8077,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -7974,7 +8120,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7986,7 +8132,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7999,7 +8145,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -8028,7 +8174,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8040,7 +8186,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8053,7 +8199,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -8102,7 +8248,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8114,7 +8260,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8127,7 +8273,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -8222,7 +8368,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8234,7 +8380,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8247,7 +8393,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -8277,7 +8423,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8289,7 +8435,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8302,7 +8448,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -8339,7 +8485,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8351,7 +8497,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8364,7 +8510,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -8420,7 +8566,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8432,7 +8578,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8445,7 +8591,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -8481,7 +8627,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8493,7 +8639,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8506,7 +8652,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -8567,7 +8713,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8579,7 +8725,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8592,7 +8738,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -8697,7 +8843,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8709,7 +8855,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8722,7 +8868,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -8768,7 +8914,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8780,7 +8926,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8793,7 +8939,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -8831,7 +8977,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8843,7 +8989,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8856,7 +9002,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -8891,7 +9037,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8903,7 +9049,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8916,7 +9062,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -8938,7 +9084,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8950,7 +9096,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8963,7 +9109,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -8998,7 +9144,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9010,7 +9156,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9023,7 +9169,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -9096,7 +9242,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9108,7 +9254,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9121,7 +9267,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *Block) GetId() string {
@@ -9311,7 +9457,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9323,7 +9469,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9336,7 +9482,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -9375,7 +9521,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9387,7 +9533,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9400,7 +9546,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -9459,7 +9605,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9471,7 +9617,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9484,7 +9630,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -9558,7 +9704,7 @@ type CreateSignInCodeRequest struct {
 
 func (x *CreateSignInCodeRequest) Reset() {
 	*x = CreateSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9570,7 +9716,7 @@ func (x *CreateSignInCodeRequest) String() string {
 func (*CreateSignInCodeRequest) ProtoMessage() {}
 
 func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9583,7 +9729,7 @@ func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 type CreateSignInCodeResponse struct {
@@ -9599,7 +9745,7 @@ type CreateSignInCodeResponse struct {
 
 func (x *CreateSignInCodeResponse) Reset() {
 	*x = CreateSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9611,7 +9757,7 @@ func (x *CreateSignInCodeResponse) String() string {
 func (*CreateSignInCodeResponse) ProtoMessage() {}
 
 func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9624,7 +9770,7 @@ func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *CreateSignInCodeResponse) GetCode() string {
@@ -9650,7 +9796,7 @@ type ExchangeSignInCodeRequest struct {
 
 func (x *ExchangeSignInCodeRequest) Reset() {
 	*x = ExchangeSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9662,7 +9808,7 @@ func (x *ExchangeSignInCodeRequest) String() string {
 func (*ExchangeSignInCodeRequest) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9675,7 +9821,7 @@ func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExchangeSignInCodeRequest) GetCode() string {
@@ -9699,7 +9845,7 @@ type ExchangeSignInCodeResponse struct {
 
 func (x *ExchangeSignInCodeResponse) Reset() {
 	*x = ExchangeSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9711,7 +9857,7 @@ func (x *ExchangeSignInCodeResponse) String() string {
 func (*ExchangeSignInCodeResponse) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9724,7 +9870,7 @@ func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ExchangeSignInCodeResponse) GetCredential() string {
@@ -9767,7 +9913,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9779,7 +9925,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9792,7 +9938,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -9820,7 +9966,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9832,7 +9978,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9845,7 +9991,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -9888,7 +10034,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9900,7 +10046,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9913,7 +10059,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -9997,7 +10143,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10009,7 +10155,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10022,7 +10168,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -10071,7 +10217,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10083,7 +10229,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10096,7 +10242,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -10136,7 +10282,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10148,7 +10294,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10161,7 +10307,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -10240,7 +10386,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10252,7 +10398,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10265,7 +10411,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -10326,7 +10472,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10338,7 +10484,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10351,7 +10497,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -10370,7 +10516,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10382,7 +10528,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10395,7 +10541,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -10414,7 +10560,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10426,7 +10572,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10439,7 +10585,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -10458,7 +10604,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10470,7 +10616,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10483,7 +10629,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -10502,7 +10648,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10514,7 +10660,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10527,7 +10673,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -10547,7 +10693,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10559,7 +10705,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10572,7 +10718,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -10591,7 +10737,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10603,7 +10749,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10616,7 +10762,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -10649,7 +10795,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10661,7 +10807,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10674,7 +10820,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *Key) GetKeyId() string {
@@ -10751,7 +10897,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10763,7 +10909,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10776,7 +10922,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -10805,7 +10951,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10817,7 +10963,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10830,7 +10976,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -10868,7 +11014,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10880,7 +11026,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10893,7 +11039,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -10928,7 +11074,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10940,7 +11086,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10953,7 +11099,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -10988,7 +11134,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11000,7 +11146,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11013,7 +11159,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -11032,7 +11178,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11044,7 +11190,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11057,7 +11203,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -11087,7 +11233,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11099,7 +11245,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11112,7 +11258,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -11176,7 +11322,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11188,7 +11334,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11201,7 +11347,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -11229,7 +11375,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11241,7 +11387,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11254,7 +11400,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -11308,7 +11454,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11320,7 +11466,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11333,7 +11479,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -11418,7 +11564,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11430,7 +11576,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11443,7 +11589,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -11470,7 +11616,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11482,7 +11628,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11495,7 +11641,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -11523,7 +11669,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11535,7 +11681,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11548,7 +11694,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -11571,7 +11717,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11583,7 +11729,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11596,7 +11742,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -11630,7 +11776,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11642,7 +11788,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11655,7 +11801,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -11675,7 +11821,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11687,7 +11833,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11700,7 +11846,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -11735,7 +11881,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11747,7 +11893,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11760,7 +11906,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *Reference) GetScope() string {
@@ -11806,7 +11952,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11818,7 +11964,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11831,7 +11977,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -11876,7 +12022,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11888,7 +12034,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11901,7 +12047,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -11934,7 +12080,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11946,7 +12092,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11959,7 +12105,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -11983,7 +12129,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11995,7 +12141,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12008,7 +12154,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -12043,7 +12189,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12055,7 +12201,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12068,7 +12214,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -12096,7 +12242,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12108,7 +12254,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12121,7 +12267,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -12154,7 +12300,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12166,7 +12312,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12179,7 +12325,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -12228,7 +12374,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12240,7 +12386,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12253,7 +12399,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -12291,7 +12437,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12303,7 +12449,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12316,7 +12462,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -12351,7 +12497,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12363,7 +12509,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12376,7 +12522,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -12404,7 +12550,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12416,7 +12562,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12429,7 +12575,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -12462,7 +12608,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12474,7 +12620,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12487,7 +12633,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -12536,7 +12682,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12548,7 +12694,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12561,7 +12707,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -12599,7 +12745,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12611,7 +12757,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12624,7 +12770,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -12659,7 +12805,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12671,7 +12817,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12684,7 +12830,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -12712,7 +12858,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12724,7 +12870,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12737,7 +12883,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -12770,7 +12916,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12782,7 +12928,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12795,7 +12941,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -12844,7 +12990,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12856,7 +13002,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12869,7 +13015,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -12907,7 +13053,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12919,7 +13065,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12932,7 +13078,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -12969,7 +13115,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12981,7 +13127,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12994,7 +13140,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -13023,7 +13169,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13035,7 +13181,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13048,7 +13194,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -13079,7 +13225,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13091,7 +13237,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13104,7 +13250,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -13146,7 +13292,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13158,7 +13304,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13171,7 +13317,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -13199,7 +13345,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13211,7 +13357,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13224,7 +13370,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -13257,7 +13403,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13269,7 +13415,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13282,7 +13428,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -13344,7 +13490,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13356,7 +13502,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13369,7 +13515,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -13450,7 +13596,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13462,7 +13608,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13475,7 +13621,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -13526,7 +13672,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13538,7 +13684,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13551,7 +13697,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -13685,7 +13831,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x129\n" +
 	"\n" +
-	"deleted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tdeletedAt\"\xf3\x03\n" +
+	"deleted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tdeletedAt\"\xd3\x04\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -13703,15 +13849,18 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04text\x18\f \x01(\tR\x04text\x12\x12\n" +
 	"\x04sort\x18\r \x01(\tR\x04sort\x12\x14\n" +
 	"\x05order\x18\x0e \x01(\tR\x05order\x12\x16\n" +
-	"\x06parent\x18\x0f \x01(\tR\x06parentB\x11\n" +
-	"\x0f_metadata_value\"m\n" +
+	"\x06parent\x18\x0f \x01(\tR\x06parent\x12\x14\n" +
+	"\x05phase\x18\x10 \x03(\tR\x05phase\x121\n" +
+	"\x12has_open_approvals\x18\x11 \x01(\bH\x01R\x10hasOpenApprovals\x88\x01\x01B\x11\n" +
+	"\x0f_metadata_valueB\x15\n" +
+	"\x13_has_open_approvals\"m\n" +
 	"\x14ListSessionsResponse\x12-\n" +
 	"\bsessions\x18\x01 \x03(\v2\x11.spool.v1.SessionR\bsessions\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"U\n" +
 	"\x11GetSessionRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12!\n" +
-	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\x9d\t\n" +
+	"\fmin_position\x18\x02 \x01(\tR\vminPosition\"\xa4\v\n" +
 	"\aSession\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x16\n" +
@@ -13749,13 +13898,27 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05forks\x18\x1b \x01(\rR\x05forks\x12\x1d\n" +
 	"\n" +
 	"sandbox_ms\x18\x1c \x01(\x01R\tsandboxMs\x12(\n" +
-	"\x10sandbox_cost_usd\x18\x1d \x01(\x01R\x0esandboxCostUsdB\x16\n" +
+	"\x10sandbox_cost_usd\x18\x1d \x01(\x01R\x0esandboxCostUsd\x12\x14\n" +
+	"\x05phase\x18\x1e \x01(\tR\x05phase\x12;\n" +
+	"\vphase_since\x18\x1f \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"phaseSince\x12:\n" +
+	"\n" +
+	"last_error\x18  \x01(\v2\x16.spool.v1.SessionErrorH\x05R\tlastError\x88\x01\x01\x12%\n" +
+	"\x0eopen_approvals\x18! \x01(\rR\ropenApprovals\x12%\n" +
+	"\x05usage\x18\" \x01(\v2\x0f.spool.v1.UsageR\x05usage\x12\x19\n" +
+	"\bcost_usd\x18# \x01(\x01R\acostUsdB\x16\n" +
 	"\x14_active_execution_idB\v\n" +
 	"\t_snapshotB\f\n" +
 	"\n" +
 	"_agent_refB\v\n" +
 	"\t_instanceB\t\n" +
-	"\a_parent\"\xa2\x03\n" +
+	"\a_parentB\r\n" +
+	"\v_last_error\"\x8f\x01\n" +
+	"\fSessionError\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12!\n" +
+	"\fexecution_id\x18\x03 \x01(\tR\vexecutionId\x12.\n" +
+	"\x04time\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\"\xa2\x03\n" +
 	"\x0eCurrentSandbox\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x14\n" +
@@ -14954,7 +15117,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 181)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 182)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -14973,176 +15136,177 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ListSessionsResponse)(nil),         // 14: spool.v1.ListSessionsResponse
 	(*GetSessionRequest)(nil),            // 15: spool.v1.GetSessionRequest
 	(*Session)(nil),                      // 16: spool.v1.Session
-	(*CurrentSandbox)(nil),               // 17: spool.v1.CurrentSandbox
-	(*UpdateSessionRequest)(nil),         // 18: spool.v1.UpdateSessionRequest
-	(*UpdateSessionResponse)(nil),        // 19: spool.v1.UpdateSessionResponse
-	(*DeleteSessionRequest)(nil),         // 20: spool.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),        // 21: spool.v1.DeleteSessionResponse
-	(*PostMessageRequest)(nil),           // 22: spool.v1.PostMessageRequest
-	(*RunVariable)(nil),                  // 23: spool.v1.RunVariable
-	(*Part)(nil),                         // 24: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 25: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 26: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 27: spool.v1.InterruptSessionResponse
-	(*SyncSessionRequest)(nil),           // 28: spool.v1.SyncSessionRequest
-	(*SyncSessionResponse)(nil),          // 29: spool.v1.SyncSessionResponse
-	(*TerminateEnvironmentRequest)(nil),  // 30: spool.v1.TerminateEnvironmentRequest
-	(*TerminateEnvironmentResponse)(nil), // 31: spool.v1.TerminateEnvironmentResponse
-	(*ListConversationsRequest)(nil),     // 32: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 33: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 34: spool.v1.Conversation
-	(*GetSessionStateRequest)(nil),       // 35: spool.v1.GetSessionStateRequest
-	(*SessionState)(nil),                 // 36: spool.v1.SessionState
-	(*IncompleteText)(nil),               // 37: spool.v1.IncompleteText
-	(*TodoList)(nil),                     // 38: spool.v1.TodoList
-	(*UsageTotal)(nil),                   // 39: spool.v1.UsageTotal
-	(*ResolvedVersions)(nil),             // 40: spool.v1.ResolvedVersions
-	(*WorkspaceState)(nil),               // 41: spool.v1.WorkspaceState
-	(*FileChange)(nil),                   // 42: spool.v1.FileChange
-	(*DiffSessionRequest)(nil),           // 43: spool.v1.DiffSessionRequest
-	(*SessionDiff)(nil),                  // 44: spool.v1.SessionDiff
-	(*BlockChange)(nil),                  // 45: spool.v1.BlockChange
-	(*StatusChange)(nil),                 // 46: spool.v1.StatusChange
-	(*FilesDiff)(nil),                    // 47: spool.v1.FilesDiff
-	(*FileDiff)(nil),                     // 48: spool.v1.FileDiff
-	(*FileVersion)(nil),                  // 49: spool.v1.FileVersion
-	(*CompareSessionsRequest)(nil),       // 50: spool.v1.CompareSessionsRequest
-	(*SessionComparison)(nil),            // 51: spool.v1.SessionComparison
-	(*StartExecutionRequest)(nil),        // 52: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 53: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 54: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 55: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 56: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 57: spool.v1.GetExecutionRequest
-	(*WatchExecutionRequest)(nil),        // 58: spool.v1.WatchExecutionRequest
-	(*ExecutionStatus)(nil),              // 59: spool.v1.ExecutionStatus
-	(*PendingApproval)(nil),              // 60: spool.v1.PendingApproval
-	(*MessageStatus)(nil),                // 61: spool.v1.MessageStatus
-	(*MessageCounts)(nil),                // 62: spool.v1.MessageCounts
-	(*ToolCallStatus)(nil),               // 63: spool.v1.ToolCallStatus
-	(*ToolCallCounts)(nil),               // 64: spool.v1.ToolCallCounts
-	(*SubagentStatus)(nil),               // 65: spool.v1.SubagentStatus
-	(*SubagentCounts)(nil),               // 66: spool.v1.SubagentCounts
-	(*Execution)(nil),                    // 67: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 68: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 69: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 70: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 71: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 72: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 73: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 74: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 75: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 76: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 77: spool.v1.TerminateExecutionResponse
-	(*RecoverExecutionRequest)(nil),      // 78: spool.v1.RecoverExecutionRequest
-	(*RecoverExecutionResponse)(nil),     // 79: spool.v1.RecoverExecutionResponse
-	(*ListApprovalsRequest)(nil),         // 80: spool.v1.ListApprovalsRequest
-	(*ListApprovalsResponse)(nil),        // 81: spool.v1.ListApprovalsResponse
-	(*GetApprovalRequest)(nil),           // 82: spool.v1.GetApprovalRequest
-	(*Approval)(nil),                     // 83: spool.v1.Approval
-	(*DecideApprovalRequest)(nil),        // 84: spool.v1.DecideApprovalRequest
-	(*DecideApprovalResponse)(nil),       // 85: spool.v1.DecideApprovalResponse
-	(*ExecutionPermissions)(nil),         // 86: spool.v1.ExecutionPermissions
-	(*PermissionRule)(nil),               // 87: spool.v1.PermissionRule
-	(*ListEventsRequest)(nil),            // 88: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 89: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 90: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 91: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 92: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 93: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 94: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 95: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 96: spool.v1.Event
-	(*EventMetadata)(nil),                // 97: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 98: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 99: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 100: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 101: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 102: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 103: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 104: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 105: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 106: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 107: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 108: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 109: spool.v1.Block
-	(*TodoItem)(nil),                     // 110: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 111: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 112: spool.v1.CreateKeyResponse
-	(*CreateSignInCodeRequest)(nil),      // 113: spool.v1.CreateSignInCodeRequest
-	(*CreateSignInCodeResponse)(nil),     // 114: spool.v1.CreateSignInCodeResponse
-	(*ExchangeSignInCodeRequest)(nil),    // 115: spool.v1.ExchangeSignInCodeRequest
-	(*ExchangeSignInCodeResponse)(nil),   // 116: spool.v1.ExchangeSignInCodeResponse
-	(*ListDeadLettersRequest)(nil),       // 117: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 118: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 119: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 120: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 121: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 122: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 123: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 124: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 125: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 126: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 127: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 128: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 129: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 130: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 131: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 132: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 133: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 134: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 135: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 136: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 137: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 138: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 139: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 140: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 141: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 142: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 143: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 144: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 145: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 146: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 147: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 148: spool.v1.Reference
-	(*Definition)(nil),                   // 149: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 150: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 151: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 152: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 153: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 154: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 155: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 156: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 157: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 158: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 159: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 160: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 161: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 162: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 163: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 164: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 165: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 166: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 167: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 168: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 169: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 170: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 171: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 172: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 173: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 174: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 175: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 176: spool.v1.RemoveSkillRequest
-	nil,                                  // 177: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 178: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 179: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 180: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 181: google.protobuf.Timestamp
+	(*SessionError)(nil),                 // 17: spool.v1.SessionError
+	(*CurrentSandbox)(nil),               // 18: spool.v1.CurrentSandbox
+	(*UpdateSessionRequest)(nil),         // 19: spool.v1.UpdateSessionRequest
+	(*UpdateSessionResponse)(nil),        // 20: spool.v1.UpdateSessionResponse
+	(*DeleteSessionRequest)(nil),         // 21: spool.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),        // 22: spool.v1.DeleteSessionResponse
+	(*PostMessageRequest)(nil),           // 23: spool.v1.PostMessageRequest
+	(*RunVariable)(nil),                  // 24: spool.v1.RunVariable
+	(*Part)(nil),                         // 25: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 26: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 27: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 28: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 29: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 30: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 31: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 32: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 33: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 34: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 35: spool.v1.Conversation
+	(*GetSessionStateRequest)(nil),       // 36: spool.v1.GetSessionStateRequest
+	(*SessionState)(nil),                 // 37: spool.v1.SessionState
+	(*IncompleteText)(nil),               // 38: spool.v1.IncompleteText
+	(*TodoList)(nil),                     // 39: spool.v1.TodoList
+	(*UsageTotal)(nil),                   // 40: spool.v1.UsageTotal
+	(*ResolvedVersions)(nil),             // 41: spool.v1.ResolvedVersions
+	(*WorkspaceState)(nil),               // 42: spool.v1.WorkspaceState
+	(*FileChange)(nil),                   // 43: spool.v1.FileChange
+	(*DiffSessionRequest)(nil),           // 44: spool.v1.DiffSessionRequest
+	(*SessionDiff)(nil),                  // 45: spool.v1.SessionDiff
+	(*BlockChange)(nil),                  // 46: spool.v1.BlockChange
+	(*StatusChange)(nil),                 // 47: spool.v1.StatusChange
+	(*FilesDiff)(nil),                    // 48: spool.v1.FilesDiff
+	(*FileDiff)(nil),                     // 49: spool.v1.FileDiff
+	(*FileVersion)(nil),                  // 50: spool.v1.FileVersion
+	(*CompareSessionsRequest)(nil),       // 51: spool.v1.CompareSessionsRequest
+	(*SessionComparison)(nil),            // 52: spool.v1.SessionComparison
+	(*StartExecutionRequest)(nil),        // 53: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 54: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 55: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 56: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 57: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 58: spool.v1.GetExecutionRequest
+	(*WatchExecutionRequest)(nil),        // 59: spool.v1.WatchExecutionRequest
+	(*ExecutionStatus)(nil),              // 60: spool.v1.ExecutionStatus
+	(*PendingApproval)(nil),              // 61: spool.v1.PendingApproval
+	(*MessageStatus)(nil),                // 62: spool.v1.MessageStatus
+	(*MessageCounts)(nil),                // 63: spool.v1.MessageCounts
+	(*ToolCallStatus)(nil),               // 64: spool.v1.ToolCallStatus
+	(*ToolCallCounts)(nil),               // 65: spool.v1.ToolCallCounts
+	(*SubagentStatus)(nil),               // 66: spool.v1.SubagentStatus
+	(*SubagentCounts)(nil),               // 67: spool.v1.SubagentCounts
+	(*Execution)(nil),                    // 68: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 69: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 70: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 71: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 72: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 73: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 74: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 75: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 76: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 77: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 78: spool.v1.TerminateExecutionResponse
+	(*RecoverExecutionRequest)(nil),      // 79: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 80: spool.v1.RecoverExecutionResponse
+	(*ListApprovalsRequest)(nil),         // 81: spool.v1.ListApprovalsRequest
+	(*ListApprovalsResponse)(nil),        // 82: spool.v1.ListApprovalsResponse
+	(*GetApprovalRequest)(nil),           // 83: spool.v1.GetApprovalRequest
+	(*Approval)(nil),                     // 84: spool.v1.Approval
+	(*DecideApprovalRequest)(nil),        // 85: spool.v1.DecideApprovalRequest
+	(*DecideApprovalResponse)(nil),       // 86: spool.v1.DecideApprovalResponse
+	(*ExecutionPermissions)(nil),         // 87: spool.v1.ExecutionPermissions
+	(*PermissionRule)(nil),               // 88: spool.v1.PermissionRule
+	(*ListEventsRequest)(nil),            // 89: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 90: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 91: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 92: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 93: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 94: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 95: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 96: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 97: spool.v1.Event
+	(*EventMetadata)(nil),                // 98: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 99: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 100: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 101: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 102: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 103: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 104: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 105: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 106: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 107: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 108: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 109: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 110: spool.v1.Block
+	(*TodoItem)(nil),                     // 111: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 112: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 113: spool.v1.CreateKeyResponse
+	(*CreateSignInCodeRequest)(nil),      // 114: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 115: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 116: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 117: spool.v1.ExchangeSignInCodeResponse
+	(*ListDeadLettersRequest)(nil),       // 118: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 119: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 120: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 121: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 122: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 123: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 124: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 125: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 126: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 127: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 128: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 129: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 130: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 131: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 132: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 133: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 134: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 135: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 136: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 137: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 138: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 139: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 140: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 141: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 142: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 143: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 144: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 145: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 146: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 147: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 148: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 149: spool.v1.Reference
+	(*Definition)(nil),                   // 150: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 151: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 152: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 153: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 154: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 155: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 156: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 157: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 158: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 159: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 160: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 161: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 162: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 163: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 164: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 165: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 166: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 167: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 168: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 169: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 170: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 171: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 172: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 173: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 174: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 175: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 176: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 177: spool.v1.RemoveSkillRequest
+	nil,                                  // 178: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 179: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 180: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 181: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 182: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	177, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	178, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -15150,308 +15314,312 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	181, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	182, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	181, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	181, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	17,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	181, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	182, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	182, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	18,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	182, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	181, // 19: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	181, // 20: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 21: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 22: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	24,  // 23: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,   // 24: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	4,   // 25: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	178, // 26: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	86,  // 27: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
-	67,  // 28: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
-	34,  // 29: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	181, // 30: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	181, // 31: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	181, // 32: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
-	16,  // 33: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	67,  // 34: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	109, // 35: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
-	38,  // 36: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
-	34,  // 37: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
-	39,  // 38: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
-	39,  // 39: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
-	40,  // 40: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
-	41,  // 41: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
-	37,  // 42: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	83,  // 43: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	110, // 44: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	181, // 45: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
-	42,  // 46: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	181, // 47: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
-	45,  // 48: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
-	46,  // 49: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
-	39,  // 50: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
-	39,  // 51: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
-	47,  // 52: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	109, // 53: spool.v1.BlockChange.block:type_name -> spool.v1.Block
-	48,  // 54: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
-	49,  // 55: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
-	49,  // 56: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	96,  // 57: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	96,  // 58: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
-	1,   // 59: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 60: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	24,  // 61: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 62: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	179, // 63: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	86,  // 64: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
-	67,  // 65: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
-	67,  // 66: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	181, // 67: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	181, // 68: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	181, // 69: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	181, // 70: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	181, // 71: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
-	61,  // 72: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
-	62,  // 73: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
-	63,  // 74: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
-	64,  // 75: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	110, // 76: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
-	65,  // 77: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
-	66,  // 78: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
-	69,  // 79: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
-	39,  // 80: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
-	100, // 81: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
-	60,  // 82: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	181, // 83: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	181, // 84: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	181, // 85: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	181, // 86: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	181, // 87: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	181, // 88: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
-	69,  // 89: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 90: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	181, // 91: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	181, // 92: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	181, // 93: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	181, // 94: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	68,  // 95: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 96: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	181, // 97: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	69,  // 98: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	180, // 99: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	83,  // 100: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	123, // 101: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	181, // 102: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	181, // 103: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	181, // 104: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
-	0,   // 105: spool.v1.Approval.request:type_name -> spool.v1.Json
-	0,   // 106: spool.v1.Approval.decided:type_name -> spool.v1.Json
-	0,   // 107: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
-	0,   // 108: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
-	0,   // 109: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
-	87,  // 110: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
-	96,  // 111: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	96,  // 112: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	92,  // 113: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	95,  // 114: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	109, // 115: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	181, // 116: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 117: spool.v1.Event.data:type_name -> spool.v1.Json
-	97,  // 118: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 119: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 120: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	96,  // 121: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	100, // 122: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	96,  // 123: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	103, // 124: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	104, // 125: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	105, // 126: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	106, // 127: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	109, // 128: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	181, // 129: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	24,  // 130: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 131: spool.v1.Block.input:type_name -> spool.v1.Json
-	110, // 132: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	181, // 133: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	181, // 134: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	119, // 135: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	181, // 136: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	122, // 137: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	181, // 138: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	123, // 139: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	131, // 140: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	181, // 141: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	181, // 142: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	181, // 143: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 144: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	138, // 145: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 146: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 147: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	181, // 148: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	141, // 149: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	141, // 150: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	141, // 151: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	148, // 152: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 153: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	181, // 154: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	148, // 155: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	148, // 156: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 157: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	149, // 158: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	148, // 159: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 160: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	149, // 161: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	148, // 162: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 163: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	149, // 164: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	170, // 165: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	169, // 166: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	174, // 167: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	148, // 168: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	181, // 169: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	23,  // 170: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	23,  // 171: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	23,  // 172: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 173: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 174: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 175: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 176: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 177: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	18,  // 178: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	20,  // 179: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	22,  // 180: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	26,  // 181: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	28,  // 182: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	30,  // 183: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	32,  // 184: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	35,  // 185: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	43,  // 186: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	50,  // 187: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	52,  // 188: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	54,  // 189: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	57,  // 190: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	55,  // 191: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 192: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	70,  // 193: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	72,  // 194: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	74,  // 195: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	76,  // 196: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	78,  // 197: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	88,  // 198: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	98,  // 199: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	101, // 200: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	90,  // 201: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	93,  // 202: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	107, // 203: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	80,  // 204: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	82,  // 205: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	84,  // 206: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	111, // 207: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	129, // 208: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	132, // 209: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	113, // 210: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	115, // 211: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	142, // 212: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	144, // 213: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	146, // 214: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	134, // 215: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	136, // 216: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	139, // 217: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	117, // 218: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	124, // 219: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	125, // 220: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	127, // 221: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	120, // 222: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	152, // 223: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	153, // 224: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	155, // 225: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	156, // 226: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	157, // 227: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	158, // 228: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	160, // 229: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	161, // 230: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	162, // 231: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	163, // 232: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	165, // 233: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	166, // 234: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	167, // 235: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	171, // 236: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	173, // 237: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	175, // 238: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	176, // 239: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 240: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 241: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 242: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 243: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 244: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	19,  // 245: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	21,  // 246: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	25,  // 247: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	27,  // 248: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	29,  // 249: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	31,  // 250: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	33,  // 251: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	36,  // 252: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	44,  // 253: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	51,  // 254: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	53,  // 255: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	56,  // 256: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	67,  // 257: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	56,  // 258: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 259: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	71,  // 260: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	73,  // 261: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	75,  // 262: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	77,  // 263: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	79,  // 264: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	89,  // 265: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	99,  // 266: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	102, // 267: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	91,  // 268: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	94,  // 269: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	108, // 270: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	81,  // 271: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	83,  // 272: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	85,  // 273: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	112, // 274: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	130, // 275: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	133, // 276: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	114, // 277: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	116, // 278: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	143, // 279: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	145, // 280: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	147, // 281: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	135, // 282: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	137, // 283: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	140, // 284: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	118, // 285: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	119, // 286: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	126, // 287: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	128, // 288: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	121, // 289: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	150, // 290: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	154, // 291: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	149, // 292: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	151, // 293: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	150, // 294: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	159, // 295: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	149, // 296: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	151, // 297: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	150, // 298: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	164, // 299: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	149, // 300: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	151, // 301: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	168, // 302: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	172, // 303: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	174, // 304: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	150, // 305: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	151, // 306: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	240, // [240:307] is the sub-list for method output_type
-	173, // [173:240] is the sub-list for method input_type
-	173, // [173:173] is the sub-list for extension type_name
-	173, // [173:173] is the sub-list for extension extendee
-	0,   // [0:173] is the sub-list for field type_name
+	182, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
+	17,  // 20: spool.v1.Session.last_error:type_name -> spool.v1.SessionError
+	70,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
+	182, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
+	182, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	182, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 25: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 26: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	25,  // 27: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,   // 28: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	4,   // 29: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	179, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	87,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	68,  // 32: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	35,  // 33: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	182, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	182, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	182, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	16,  // 37: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	68,  // 38: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	110, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	39,  // 40: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	35,  // 41: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	40,  // 42: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	40,  // 43: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	41,  // 44: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	42,  // 45: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	38,  // 46: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
+	84,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
+	111, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	182, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	43,  // 50: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	182, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	46,  // 52: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	47,  // 53: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	40,  // 54: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	40,  // 55: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	48,  // 56: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	110, // 57: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	49,  // 58: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	50,  // 59: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	50,  // 60: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	97,  // 61: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	97,  // 62: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 63: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 64: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	25,  // 65: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 66: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	180, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	87,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	68,  // 69: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	68,  // 70: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	182, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	182, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	182, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	182, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	182, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	62,  // 76: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
+	63,  // 77: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
+	64,  // 78: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
+	65,  // 79: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
+	111, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	66,  // 81: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
+	67,  // 82: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
+	70,  // 83: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
+	40,  // 84: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
+	101, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
+	61,  // 86: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
+	182, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	182, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	182, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	182, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	182, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	182, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	70,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 94: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	182, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	182, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	182, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	182, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	69,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 100: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	182, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	70,  // 102: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	181, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	84,  // 104: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
+	124, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	182, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	182, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	182, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	0,   // 109: spool.v1.Approval.request:type_name -> spool.v1.Json
+	0,   // 110: spool.v1.Approval.decided:type_name -> spool.v1.Json
+	0,   // 111: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
+	0,   // 112: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
+	0,   // 113: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
+	88,  // 114: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
+	97,  // 115: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	97,  // 116: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	93,  // 117: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	96,  // 118: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	110, // 119: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	182, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 121: spool.v1.Event.data:type_name -> spool.v1.Json
+	98,  // 122: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 123: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 124: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	97,  // 125: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	101, // 126: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	97,  // 127: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	104, // 128: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	105, // 129: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	106, // 130: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	107, // 131: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	110, // 132: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	182, // 133: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	25,  // 134: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 135: spool.v1.Block.input:type_name -> spool.v1.Json
+	111, // 136: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	182, // 137: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	182, // 138: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	120, // 139: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	182, // 140: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	123, // 141: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	182, // 142: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	124, // 143: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	132, // 144: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	182, // 145: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	182, // 146: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	182, // 147: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 148: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	139, // 149: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 150: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 151: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	182, // 152: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	142, // 153: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	142, // 154: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	142, // 155: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	149, // 156: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 157: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	182, // 158: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	149, // 159: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	149, // 160: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 161: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	150, // 162: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	149, // 163: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 164: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	150, // 165: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	149, // 166: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 167: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	150, // 168: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	171, // 169: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	170, // 170: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	175, // 171: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	149, // 172: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	182, // 173: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	24,  // 174: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 175: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 176: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 177: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 178: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 179: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 180: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 181: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	19,  // 182: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	21,  // 183: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	23,  // 184: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	27,  // 185: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	29,  // 186: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	31,  // 187: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	33,  // 188: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	36,  // 189: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	44,  // 190: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	51,  // 191: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	53,  // 192: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	55,  // 193: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	58,  // 194: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	56,  // 195: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	59,  // 196: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	71,  // 197: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	73,  // 198: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	75,  // 199: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	77,  // 200: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	79,  // 201: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	89,  // 202: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	99,  // 203: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	102, // 204: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	91,  // 205: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	94,  // 206: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	108, // 207: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	81,  // 208: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	83,  // 209: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	85,  // 210: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	112, // 211: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	130, // 212: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	133, // 213: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	114, // 214: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	116, // 215: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	143, // 216: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	145, // 217: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	147, // 218: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	135, // 219: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	137, // 220: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	140, // 221: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	118, // 222: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	125, // 223: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	126, // 224: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	128, // 225: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	121, // 226: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	153, // 227: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	154, // 228: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	156, // 229: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	157, // 230: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	158, // 231: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	159, // 232: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	161, // 233: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	162, // 234: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	163, // 235: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	164, // 236: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	166, // 237: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	167, // 238: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	168, // 239: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	172, // 240: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	174, // 241: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	176, // 242: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	177, // 243: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 244: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 245: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 246: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 247: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 248: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	20,  // 249: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	22,  // 250: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	26,  // 251: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	28,  // 252: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	30,  // 253: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	32,  // 254: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	34,  // 255: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	37,  // 256: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	45,  // 257: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	52,  // 258: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	54,  // 259: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	57,  // 260: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	68,  // 261: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	57,  // 262: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	60,  // 263: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	72,  // 264: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	74,  // 265: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	76,  // 266: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	78,  // 267: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	80,  // 268: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	90,  // 269: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	100, // 270: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	103, // 271: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	92,  // 272: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	95,  // 273: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	109, // 274: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	82,  // 275: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	84,  // 276: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	86,  // 277: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	113, // 278: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	131, // 279: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	134, // 280: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	115, // 281: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	117, // 282: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	144, // 283: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	146, // 284: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	148, // 285: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	136, // 286: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	138, // 287: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	141, // 288: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	119, // 289: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	120, // 290: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	127, // 291: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	129, // 292: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	122, // 293: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	151, // 294: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	155, // 295: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	150, // 296: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	152, // 297: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	151, // 298: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	160, // 299: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	150, // 300: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	152, // 301: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	151, // 302: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	165, // 303: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	150, // 304: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	152, // 305: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	169, // 306: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	173, // 307: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	175, // 308: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	151, // 309: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	152, // 310: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	244, // [244:311] is the sub-list for method output_type
+	177, // [177:244] is the sub-list for method input_type
+	177, // [177:177] is the sub-list for extension type_name
+	177, // [177:177] is the sub-list for extension extendee
+	0,   // [0:177] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -15469,52 +15637,52 @@ func file_spool_v1_spool_proto_init() {
 	}
 	file_spool_v1_spool_proto_msgTypes[13].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[16].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[17].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[24].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[18].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[25].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[26].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[35].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[40].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[36].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[41].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[42].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[43].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[49].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[53].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[54].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[59].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[67].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[83].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[88].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[96].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[60].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[68].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[84].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[100].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[101].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[102].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[102].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[109].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[110].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[123].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[131].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[170].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[174].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[149].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[171].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[175].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   181,
+			NumMessages:   182,
 			NumExtensions: 0,
 			NumServices:   14,
 		},

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -183,7 +184,8 @@ func (s *Server) ListSessions(ctx context.Context, r *spoolv1.ListSessionsReques
 		return nil, err
 	}
 	filter := listFilter(p, r.GetStatus(), r, r.MetadataValue)
-	filter.Parent = r.GetParent()
+	filter.Parent, filter.HasOpenApprovals = r.GetParent(), r.HasOpenApprovals
+	filter.Phases = slices.Compact(slices.Sorted(slices.Values(r.GetPhase())))
 	list, next, err := s.Reads.Sessions(ctx, p.Tenant, filter, r.GetPageToken(), r.GetPageSize())
 	return &spoolv1.ListSessionsResponse{Sessions: list, NextPageToken: next}, err
 }

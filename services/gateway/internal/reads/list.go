@@ -30,6 +30,9 @@ type Filter struct {
 	Architecture string
 	Parent       string // id of the session that the listed sessions were forked from
 
+	Phases           []string `json:",omitempty"` // phases of sessions, sorted and without duplicates; empty means all
+	HasOpenApprovals *bool    `json:",omitempty"` // of sessions
+
 	MetadataKey   string
 	MetadataValue *string
 
@@ -198,6 +201,9 @@ func (l listTable) addFilter(q *statementBuilder, f Filter) (joins string, err e
 		}
 		q.addCondition("x.parent = %s AND x.parent <> ''", f.Parent) // the condition of the partial index
 	}
+	if err := addSessionPhaseConditions(q, f); err != nil {
+		return "", err
+	}
 	if err := l.addMetadataCondition(q, f); err != nil {
 		return "", err
 	}
@@ -205,6 +211,30 @@ func (l listTable) addFilter(q *statementBuilder, f Filter) (joins string, err e
 		return "", err
 	}
 	return joins, l.addTextCondition(q, f.Text)
+}
+
+// sessionPhases are the phases of sessions in the read models.
+var sessionPhases = []string{"queued", "running", "waiting_for_approval", "failed", "idle"}
+
+// addSessionPhaseConditions adds the conditions for the phase and the open approval requests of sessions.
+func addSessionPhaseConditions(q *statementBuilder, f Filter) error {
+	for _, p := range f.Phases {
+		if !slices.Contains(sessionPhases, p) {
+			return problem.Invalid("phase", "%+q is not a phase: there are %s", truncate.Text(p, 64), strings.Join(sessionPhases, ", "))
+		}
+	}
+	switch len(f.Phases) {
+	case 0:
+	case 1: // the index returns the rows of one phase in the order of their creation
+		q.addCondition("x.phase = %s", f.Phases[0])
+	default:
+		q.addCondition("x.phase = ANY (%s)", f.Phases)
+	}
+	if f.HasOpenApprovals != nil {
+		condition := map[bool]string{true: "x.open_approvals > 0", false: "x.open_approvals = 0"}[*f.HasOpenApprovals]
+		q.where = append(q.where, condition) // the first one is the condition of the partial index
+	}
+	return nil
 }
 
 // addAgentCondition adds a condition for the sessions of an agent, in any version or in one.

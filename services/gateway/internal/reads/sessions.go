@@ -25,6 +25,11 @@ func sessionMessage(r queries.SessionRow) (*spoolv1.Session, error) {
 		ActiveExecutionId: nilIfEmpty(r.ActiveExecution), Queued: uint32(r.Queued), Executions: uint32(r.Executions), Idle: r.Idle, Title: r.Title,
 		AgentRef: nilIfEmpty(r.AgentRef), Instance: nilIfEmpty(r.Instance), Forks: uint32(r.Forks),
 		SandboxMs: float64(r.SandboxMs), SandboxCostUsd: r.SandboxCostUsd,
+		Phase: r.Phase, PhaseSince: wirejson.TimestampOf(r.PhaseSince), OpenApprovals: uint32(r.OpenApprovals), CostUsd: r.CostUsd,
+		Usage: &spoolv1.Usage{
+			InputTokens: clampUint32(uint64(r.InputTokens)), OutputTokens: clampUint32(uint64(r.OutputTokens)),
+			CacheReadTokens: clampUint32(uint64(r.CacheReadTokens)), CacheWriteTokens: clampUint32(uint64(r.CacheWriteTokens)),
+		},
 		Snapshot: nilIfEmpty(r.Snapshot), SnapshotAt: timestampMessage(r.SnapshotAt), WorkspaceFiles: uint32(r.WorkspaceFiles), WorkspaceBytes: float64(r.WorkspaceBytes),
 	}
 	var o events.Options
@@ -44,6 +49,9 @@ func sessionMessage(r queries.SessionRow) (*spoolv1.Session, error) {
 			return nil, err
 		}
 		s.Parent = ParentMessage(f)
+	}
+	if r.FailedExecution != "" {
+		s.LastError = &spoolv1.SessionError{Code: r.FailedCode, Message: r.FailedMessage, ExecutionId: r.FailedExecution, Time: timestampMessage(r.FailedAt)}
 	}
 	if r.SandboxID != "" {
 		s.CurrentSandbox = &spoolv1.CurrentSandbox{

@@ -219,8 +219,11 @@ func (f *batchFold) foldEvent(a *sessionRows, position string, actor events.Acto
 		}
 		ended = x.row.hasEnded()
 		if !ended {
+			before := x.row
 			f.foldExecution(a, s, x, e)
 			f.foldApproval(a, s, x, actor, e)
+			s.addExecutionChange(&before, &x.row)
+			s.updatePhase(&x.row, postgresTime(e.Time))
 			if x.row.hasEnded() {
 				if err := f.addUsageAtExecutionEnd(a, &x.row, e); err != nil {
 					return err
@@ -264,6 +267,7 @@ func (f *batchFold) findOrAddSession(a *sessionRows, e events.Event) *Session {
 	if a.session == nil {
 		a.session = &cachedRow[Session]{row: Session{
 			Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, Status: sessionStatusOpen, Options: "{}", Environments: "[]", CreatedAt: postgresTime(e.Time),
+			Phase: phaseIdle, PhaseSince: postgresTime(e.Time),
 		}}
 	}
 	return markChanged(&f.sessions, a.session)

@@ -56,6 +56,14 @@ type (
 		SandboxMs       int64  // running time of its metered sandboxes
 		SandboxCostUSD  float64
 		ChangedAt       int64 // stream sequence of the last commit that changed what lists of sessions show
+		Phase           string
+		PhaseSince      time.Time
+		FailedExecution string // the execution that ended last, if it failed; "" otherwise
+		OpenApprovals   int32
+		Input, Output   int64 // reported tokens of its executions
+		CacheRead       int64
+		CacheWrite      int64
+		CostUSD         float64
 	}
 	// DeletedSession is a row of the table deleted_sessions.
 	DeletedSession struct {
@@ -273,6 +281,8 @@ const (
 	phaseCompleted = "completed"
 	phaseFailed    = "failed"
 	phaseCancelled = "cancelled"
+
+	phaseIdle = "idle" // of a session only
 
 	sessionStatusOpen   = "open"
 	sessionStatusClosed = "closed"

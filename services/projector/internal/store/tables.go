@@ -102,7 +102,16 @@ func sessionTable() table[fold.Session] {
 		newColumn("forked", pgText, func(r *fold.Session) *string { return &r.Forked }),
 		newColumn("sandbox_ms", pgInt8, func(r *fold.Session) *int64 { return &r.SandboxMs }),
 		newColumn("sandbox_cost_usd", pgFloat8, func(r *fold.Session) *float64 { return &r.SandboxCostUSD }),
-		newColumn("changed_at", pgInt8, func(r *fold.Session) *int64 { return &r.ChangedAt }))
+		newColumn("changed_at", pgInt8, func(r *fold.Session) *int64 { return &r.ChangedAt }),
+		newColumn("phase", pgText, func(r *fold.Session) *string { return &r.Phase }),
+		newColumn("phase_since", pgTimestamptz, func(r *fold.Session) *time.Time { return &r.PhaseSince }),
+		newColumn("failed_execution", pgText, func(r *fold.Session) *string { return &r.FailedExecution }),
+		newColumn("open_approvals", pgInt4, func(r *fold.Session) *int32 { return &r.OpenApprovals }),
+		newColumn("input_tokens", pgInt8, func(r *fold.Session) *int64 { return &r.Input }),
+		newColumn("output_tokens", pgInt8, func(r *fold.Session) *int64 { return &r.Output }),
+		newColumn("cache_read_tokens", pgInt8, func(r *fold.Session) *int64 { return &r.CacheRead }),
+		newColumn("cache_write_tokens", pgInt8, func(r *fold.Session) *int64 { return &r.CacheWrite }),
+		newColumn("cost_usd", pgFloat8, func(r *fold.Session) *float64 { return &r.CostUSD }))
 }
 
 func executionTable() table[fold.Execution] {

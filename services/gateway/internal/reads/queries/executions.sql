@@ -1,7 +1,7 @@
 -- name: Execution :one
 -- Execution returns an execution, columns of its session, and the JSON of its rows of usage.
-SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
-       cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
+       executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
        executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
@@ -11,8 +11,8 @@ LEFT JOIN sessions owner ON owner.tenant = executions.tenant AND owner.id = exec
 WHERE executions.tenant = @tenant AND executions.id = @execution;
 
 -- name: SessionExecutions :many
-SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
-       cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
+       executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
        executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
@@ -24,8 +24,8 @@ WHERE executions.tenant = @tenant AND executions.session = @session AND (@after:
 ORDER BY ord LIMIT @size;
 
 -- name: ExecutionsAt :many
-SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
-       cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
+       executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
        executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u

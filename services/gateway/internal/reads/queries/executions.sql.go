@@ -11,8 +11,8 @@ import (
 )
 
 const Execution = `-- name: Execution :one
-SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
-       cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
+       executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
        executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
@@ -143,8 +143,8 @@ func (q *Queries) ExecutionSpan(ctx context.Context, arg ExecutionSpanParams) (E
 }
 
 const ExecutionsAt = `-- name: ExecutionsAt :many
-SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
-       cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
+       executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
        executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u
@@ -274,8 +274,8 @@ func (q *Queries) LastEnd(ctx context.Context, tenant string, session string) (*
 }
 
 const SessionExecutions = `-- name: SessionExecutions :many
-SELECT executions.id, session, phase, code, message, reason, attempt, executor, model, input_tokens, output_tokens, cache_read_tokens,
-       cache_write_tokens, cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
+SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
+       executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
        resolved, query, executions.updated_at, owner.agent, owner.architecture, owner.agent_ref, owner.instance,
        executions.sandbox_ms, executions.sandbox_cost_usd, executions.recovered_from,
        (SELECT json_agg(u ORDER BY u.day, u.provider, u.model) FROM usage u

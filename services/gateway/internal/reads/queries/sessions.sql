@@ -9,8 +9,13 @@ SELECT sessions.id, sessions.status, agent, agent_version, architecture, session
        coalesce(sandbox.provider, '')::text AS sandbox_provider, coalesce(sandbox.engine, '')::text AS sandbox_engine,
        coalesce(sandbox.image, '')::text AS sandbox_image, coalesce(sandbox.created_at, 'epoch')::timestamptz AS sandbox_created_at,
        sandbox.ended_at AS sandbox_ended_at, coalesce(sandbox.memory_bytes, 0)::bigint AS sandbox_memory_bytes,
-       coalesce(sandbox.disk_bytes, 0)::bigint AS sandbox_disk_bytes
+       coalesce(sandbox.disk_bytes, 0)::bigint AS sandbox_disk_bytes,
+       sessions.phase, phase_since, failed_execution, coalesce(failed.code, '')::text AS failed_code, coalesce(failed.message, '')::text AS failed_message,
+       failed.ended_at AS failed_at, open_approvals, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd
 FROM sessions
+LEFT JOIN LATERAL (
+    SELECT x.code, x.message, x.ended_at FROM executions x
+     WHERE x.tenant = sessions.tenant AND x.session = sessions.id AND x.id = sessions.failed_execution) failed ON true
 LEFT JOIN LATERAL (
     SELECT b.id, b.status, b.health, CASE WHEN b.ended_at IS NULL THEN b.health_why ELSE b.reason END AS reason, b.provider, b.engine, b.image,
            b.created_at, b.ended_at, b.memory_bytes, b.disk_bytes

@@ -243,8 +243,13 @@ SELECT sessions.id, sessions.status, agent, agent_version, architecture, session
        coalesce(sandbox.provider, '')::text AS sandbox_provider, coalesce(sandbox.engine, '')::text AS sandbox_engine,
        coalesce(sandbox.image, '')::text AS sandbox_image, coalesce(sandbox.created_at, 'epoch')::timestamptz AS sandbox_created_at,
        sandbox.ended_at AS sandbox_ended_at, coalesce(sandbox.memory_bytes, 0)::bigint AS sandbox_memory_bytes,
-       coalesce(sandbox.disk_bytes, 0)::bigint AS sandbox_disk_bytes
+       coalesce(sandbox.disk_bytes, 0)::bigint AS sandbox_disk_bytes,
+       sessions.phase, phase_since, failed_execution, coalesce(failed.code, '')::text AS failed_code, coalesce(failed.message, '')::text AS failed_message,
+       failed.ended_at AS failed_at, open_approvals, input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_usd
 FROM sessions
+LEFT JOIN LATERAL (
+    SELECT x.code, x.message, x.ended_at FROM executions x
+     WHERE x.tenant = sessions.tenant AND x.session = sessions.id AND x.id = sessions.failed_execution) failed ON true
 LEFT JOIN LATERAL (
     SELECT b.id, b.status, b.health, CASE WHEN b.ended_at IS NULL THEN b.health_why ELSE b.reason END AS reason, b.provider, b.engine, b.image,
            b.created_at, b.ended_at, b.memory_bytes, b.disk_bytes
@@ -293,6 +298,18 @@ type SessionRow struct {
 	SandboxEndedAt     *time.Time
 	SandboxMemoryBytes int64
 	SandboxDiskBytes   int64
+	Phase              string
+	PhaseSince         time.Time
+	FailedExecution    string
+	FailedCode         string
+	FailedMessage      string
+	FailedAt           *time.Time
+	OpenApprovals      int32
+	InputTokens        int64
+	OutputTokens       int64
+	CacheReadTokens    int64
+	CacheWriteTokens   int64
+	CostUsd            float64
 }
 
 // Session returns a session and its sandbox: the one that has not ended, or else the last one. sandbox_id is empty if there is none.
@@ -339,6 +356,18 @@ func (q *Queries) Session(ctx context.Context, tenant string, session string) (S
 		&i.SandboxEndedAt,
 		&i.SandboxMemoryBytes,
 		&i.SandboxDiskBytes,
+		&i.Phase,
+		&i.PhaseSince,
+		&i.FailedExecution,
+		&i.FailedCode,
+		&i.FailedMessage,
+		&i.FailedAt,
+		&i.OpenApprovals,
+		&i.InputTokens,
+		&i.OutputTokens,
+		&i.CacheReadTokens,
+		&i.CacheWriteTokens,
+		&i.CostUsd,
 	)
 	return i, err
 }
