@@ -9642,8 +9642,12 @@ func (x *CreateSignInCodeResponse) GetValidMs() uint32 {
 }
 
 type ExchangeSignInCodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Code  string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	// An API key instead of a code.
+	ApiKey string `protobuf:"bytes,2,opt,name=api_key,json=apiKey,proto3" json:"api_key,omitempty"`
+	// Answer with a session cookie (header Set-Cookie) instead of a session credential. Over REST only.
+	Cookie        bool `protobuf:"varint,3,opt,name=cookie,proto3" json:"cookie,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9685,14 +9689,32 @@ func (x *ExchangeSignInCodeRequest) GetCode() string {
 	return ""
 }
 
+func (x *ExchangeSignInCodeRequest) GetApiKey() string {
+	if x != nil {
+		return x.ApiKey
+	}
+	return ""
+}
+
+func (x *ExchangeSignInCodeRequest) GetCookie() bool {
+	if x != nil {
+		return x.Cookie
+	}
+	return false
+}
+
 type ExchangeSignInCodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session credential, spool_ss_…, which is sent as an API key is: Authorization: Bearer spool_ss_…. Only this
-	// response contains it.
-	Credential    string                 `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Role          string                 `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	// response contains it. Empty if the response has a session cookie.
+	Credential string `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
+	// When the session ends at the latest. A session cookie also ends after 8 hours without a request.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	Tenant    string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Role      string                 `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	// The CSRF token of the session cookie. Every request with the cookie other than GET, HEAD and OPTIONS needs it in
+	// the header X-CSRF-Token. Empty without a session cookie.
+	CsrfToken     string `protobuf:"bytes,5,opt,name=csrf_token,json=csrfToken,proto3" json:"csrf_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9755,6 +9777,217 @@ func (x *ExchangeSignInCodeResponse) GetRole() string {
 	return ""
 }
 
+func (x *ExchangeSignInCodeResponse) GetCsrfToken() string {
+	if x != nil {
+		return x.CsrfToken
+	}
+	return ""
+}
+
+type GetSignInSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSignInSessionRequest) Reset() {
+	*x = GetSignInSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSignInSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSignInSessionRequest) ProtoMessage() {}
+
+func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSignInSessionRequest.ProtoReflect.Descriptor instead.
+func (*GetSignInSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+}
+
+type SignInSession struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Role   string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	// The only agents that the caller may use; empty means all.
+	Agents []string `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
+	// The API key of the caller, or the key from which its session comes. Empty for the local key.
+	KeyId   string `protobuf:"bytes,4,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	KeyName string `protobuf:"bytes,5,opt,name=key_name,json=keyName,proto3" json:"key_name,omitempty"`
+	// When the session ends at the latest. Absent for a caller with an API key.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The CSRF token of the session cookie. Empty without a session cookie.
+	CsrfToken     string `protobuf:"bytes,7,opt,name=csrf_token,json=csrfToken,proto3" json:"csrf_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignInSession) Reset() {
+	*x = SignInSession{}
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignInSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignInSession) ProtoMessage() {}
+
+func (x *SignInSession) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignInSession.ProtoReflect.Descriptor instead.
+func (*SignInSession) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+}
+
+func (x *SignInSession) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SignInSession) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *SignInSession) GetAgents() []string {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *SignInSession) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *SignInSession) GetKeyName() string {
+	if x != nil {
+		return x.KeyName
+	}
+	return ""
+}
+
+func (x *SignInSession) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *SignInSession) GetCsrfToken() string {
+	if x != nil {
+		return x.CsrfToken
+	}
+	return ""
+}
+
+type DeleteSignInSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSignInSessionRequest) Reset() {
+	*x = DeleteSignInSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSignInSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSignInSessionRequest) ProtoMessage() {}
+
+func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSignInSessionRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSignInSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+}
+
+type DeleteSignInSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSignInSessionResponse) Reset() {
+	*x = DeleteSignInSessionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSignInSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSignInSessionResponse) ProtoMessage() {}
+
+func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSignInSessionResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSignInSessionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+}
+
 type ListDeadLettersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100; 0 means 50. A page may contain fewer.
@@ -9767,7 +10000,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9779,7 +10012,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9792,7 +10025,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -9820,7 +10053,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9832,7 +10065,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9845,7 +10078,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -9888,7 +10121,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9900,7 +10133,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9913,7 +10146,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -9997,7 +10230,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10009,7 +10242,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10022,7 +10255,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -10071,7 +10304,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10083,7 +10316,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10096,7 +10329,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -10136,7 +10369,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10148,7 +10381,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10161,7 +10394,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -10240,7 +10473,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10252,7 +10485,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10265,7 +10498,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -10326,7 +10559,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10338,7 +10571,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10351,7 +10584,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -10370,7 +10603,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10382,7 +10615,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10395,7 +10628,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -10414,7 +10647,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10426,7 +10659,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10439,7 +10672,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -10458,7 +10691,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10470,7 +10703,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10483,7 +10716,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -10502,7 +10735,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10514,7 +10747,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10527,7 +10760,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -10547,7 +10780,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10559,7 +10792,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10572,7 +10805,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -10591,7 +10824,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10603,7 +10836,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10616,7 +10849,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -10649,7 +10882,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10661,7 +10894,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10674,7 +10907,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *Key) GetKeyId() string {
@@ -10751,7 +10984,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10763,7 +10996,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10776,7 +11009,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -10805,7 +11038,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10817,7 +11050,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10830,7 +11063,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -10868,7 +11101,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10880,7 +11113,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10893,7 +11126,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -10928,7 +11161,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10940,7 +11173,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10953,7 +11186,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -10988,7 +11221,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11000,7 +11233,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11013,7 +11246,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -11032,7 +11265,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11044,7 +11277,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11057,7 +11290,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -11087,7 +11320,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11099,7 +11332,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11112,7 +11345,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -11176,7 +11409,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11188,7 +11421,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11201,7 +11434,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -11229,7 +11462,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11241,7 +11474,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11254,7 +11487,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -11308,7 +11541,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11320,7 +11553,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11333,7 +11566,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -11418,7 +11651,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11430,7 +11663,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11443,7 +11676,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -11470,7 +11703,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11482,7 +11715,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11495,7 +11728,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -11523,7 +11756,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11535,7 +11768,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11548,7 +11781,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -11571,7 +11804,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11583,7 +11816,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11596,7 +11829,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -11630,7 +11863,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11642,7 +11875,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11655,7 +11888,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -11675,7 +11908,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11687,7 +11920,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11700,7 +11933,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -11735,7 +11968,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11747,7 +11980,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11760,7 +11993,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *Reference) GetScope() string {
@@ -11806,7 +12039,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11818,7 +12051,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11831,7 +12064,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -11876,7 +12109,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11888,7 +12121,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11901,7 +12134,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -11934,7 +12167,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11946,7 +12179,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11959,7 +12192,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -11983,7 +12216,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11995,7 +12228,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12008,7 +12241,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -12043,7 +12276,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12055,7 +12288,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12068,7 +12301,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -12096,7 +12329,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12108,7 +12341,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12121,7 +12354,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -12154,7 +12387,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12166,7 +12399,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12179,7 +12412,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -12228,7 +12461,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12240,7 +12473,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12253,7 +12486,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -12291,7 +12524,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12303,7 +12536,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12316,7 +12549,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -12351,7 +12584,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12363,7 +12596,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12376,7 +12609,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -12404,7 +12637,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12416,7 +12649,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12429,7 +12662,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -12462,7 +12695,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12474,7 +12707,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12487,7 +12720,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -12536,7 +12769,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12548,7 +12781,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12561,7 +12794,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -12599,7 +12832,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12611,7 +12844,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12624,7 +12857,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -12659,7 +12892,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12671,7 +12904,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12684,7 +12917,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -12712,7 +12945,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12724,7 +12957,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12737,7 +12970,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -12770,7 +13003,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12782,7 +13015,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12795,7 +13028,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -12844,7 +13077,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12856,7 +13089,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12869,7 +13102,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -12907,7 +13140,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12919,7 +13152,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12932,7 +13165,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -12969,7 +13202,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12981,7 +13214,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12994,7 +13227,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -13023,7 +13256,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13035,7 +13268,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13048,7 +13281,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -13079,7 +13312,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13091,7 +13324,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13104,7 +13337,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -13146,7 +13379,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13158,7 +13391,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13171,7 +13404,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -13199,7 +13432,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13211,7 +13444,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13224,7 +13457,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -13257,7 +13490,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13269,7 +13502,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13282,7 +13515,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -13344,7 +13577,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13356,7 +13589,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13369,7 +13602,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -13450,7 +13683,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13462,7 +13695,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13475,7 +13708,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -13526,7 +13759,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13538,7 +13771,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13551,7 +13784,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -14552,9 +14785,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x17CreateSignInCodeRequest\"N\n" +
 	"\x18CreateSignInCodeResponse\x12\x17\n" +
 	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\x12\x19\n" +
-	"\bvalid_ms\x18\x02 \x01(\rR\avalidMs\"4\n" +
+	"\bvalid_ms\x18\x02 \x01(\rR\avalidMs\"j\n" +
 	"\x19ExchangeSignInCodeRequest\x12\x17\n" +
-	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\"\xa8\x01\n" +
+	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\x12\x1c\n" +
+	"\aapi_key\x18\x02 \x01(\tB\x03\x80\x01\x01R\x06apiKey\x12\x16\n" +
+	"\x06cookie\x18\x03 \x01(\bR\x06cookie\"\xcc\x01\n" +
 	"\x1aExchangeSignInCodeResponse\x12#\n" +
 	"\n" +
 	"credential\x18\x01 \x01(\tB\x03\x80\x01\x01R\n" +
@@ -14562,7 +14797,22 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x16\n" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04role\x18\x04 \x01(\tR\x04role\"T\n" +
+	"\x04role\x18\x04 \x01(\tR\x04role\x12\"\n" +
+	"\n" +
+	"csrf_token\x18\x05 \x01(\tB\x03\x80\x01\x01R\tcsrfToken\"\x19\n" +
+	"\x17GetSignInSessionRequest\"\xe4\x01\n" +
+	"\rSignInSession\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x16\n" +
+	"\x06agents\x18\x03 \x03(\tR\x06agents\x12\x15\n" +
+	"\x06key_id\x18\x04 \x01(\tR\x05keyId\x12\x19\n" +
+	"\bkey_name\x18\x05 \x01(\tR\akeyName\x129\n" +
+	"\n" +
+	"expires_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\"\n" +
+	"\n" +
+	"csrf_token\x18\a \x01(\tB\x03\x80\x01\x01R\tcsrfToken\"\x1c\n" +
+	"\x1aDeleteSignInSessionRequest\"\x1d\n" +
+	"\x1bDeleteSignInSessionResponse\"T\n" +
 	"\x16ListDeadLettersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -14897,10 +15147,12 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
-	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\x84\x02\n" +
+	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xf2\x03\n" +
 	"\x06SignIn\x12w\n" +
 	"\x10CreateSignInCode\x12!.spool.v1.CreateSignInCodeRequest\x1a\".spool.v1.CreateSignInCodeResponse\"\x1c\x82\xd3\xe4\x93\x02\x16:\x01*\"\x11/api/signin/codes\x12\x80\x01\n" +
-	"\x12ExchangeSignInCode\x12#.spool.v1.ExchangeSignInCodeRequest\x1a$.spool.v1.ExchangeSignInCodeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/api/signin/sessions2\xa5\x02\n" +
+	"\x12ExchangeSignInCode\x12#.spool.v1.ExchangeSignInCodeRequest\x1a$.spool.v1.ExchangeSignInCodeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/api/signin/sessions\x12k\n" +
+	"\x10GetSignInSession\x12!.spool.v1.GetSignInSessionRequest\x1a\x17.spool.v1.SignInSession\"\x1b\x82\xd3\xe4\x93\x02\x15\x12\x13/api/signin/session\x12\x7f\n" +
+	"\x13DeleteSignInSession\x12$.spool.v1.DeleteSignInSessionRequest\x1a%.spool.v1.DeleteSignInSessionResponse\"\x1b\x82\xd3\xe4\x93\x02\x15*\x13/api/signin/session2\xa5\x02\n" +
 	"\x06Limits\x12\\\n" +
 	"\tSetLimits\x12\x1a.spool.v1.SetLimitsRequest\x1a\x1b.spool.v1.SetLimitsResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\x1a\v/api/limits\x12Y\n" +
 	"\tGetLimits\x12\x1a.spool.v1.GetLimitsRequest\x1a\x1b.spool.v1.GetLimitsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/api/limits\x12b\n" +
@@ -14954,7 +15206,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 181)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 185)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -15073,76 +15325,80 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*CreateSignInCodeResponse)(nil),     // 114: spool.v1.CreateSignInCodeResponse
 	(*ExchangeSignInCodeRequest)(nil),    // 115: spool.v1.ExchangeSignInCodeRequest
 	(*ExchangeSignInCodeResponse)(nil),   // 116: spool.v1.ExchangeSignInCodeResponse
-	(*ListDeadLettersRequest)(nil),       // 117: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 118: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 119: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 120: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 121: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 122: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 123: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 124: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 125: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 126: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 127: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 128: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 129: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 130: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 131: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 132: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 133: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 134: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 135: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 136: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 137: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 138: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 139: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 140: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 141: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 142: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 143: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 144: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 145: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 146: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 147: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 148: spool.v1.Reference
-	(*Definition)(nil),                   // 149: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 150: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 151: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 152: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 153: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 154: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 155: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 156: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 157: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 158: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 159: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 160: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 161: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 162: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 163: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 164: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 165: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 166: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 167: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 168: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 169: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 170: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 171: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 172: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 173: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 174: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 175: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 176: spool.v1.RemoveSkillRequest
-	nil,                                  // 177: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 178: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 179: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 180: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 181: google.protobuf.Timestamp
+	(*GetSignInSessionRequest)(nil),      // 117: spool.v1.GetSignInSessionRequest
+	(*SignInSession)(nil),                // 118: spool.v1.SignInSession
+	(*DeleteSignInSessionRequest)(nil),   // 119: spool.v1.DeleteSignInSessionRequest
+	(*DeleteSignInSessionResponse)(nil),  // 120: spool.v1.DeleteSignInSessionResponse
+	(*ListDeadLettersRequest)(nil),       // 121: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 122: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 123: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 124: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 125: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 126: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 127: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 128: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 129: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 130: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 131: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 132: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 133: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 134: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 135: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 136: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 137: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 138: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 139: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 140: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 141: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 142: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 143: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 144: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 145: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 146: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 147: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 148: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 149: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 150: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 151: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 152: spool.v1.Reference
+	(*Definition)(nil),                   // 153: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 154: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 155: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 156: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 157: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 158: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 159: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 160: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 161: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 162: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 163: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 164: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 165: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 166: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 167: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 168: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 169: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 170: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 171: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 172: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 173: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 174: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 175: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 176: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 177: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 178: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 179: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 180: spool.v1.RemoveSkillRequest
+	nil,                                  // 181: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 182: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 183: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 184: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 185: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	177, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	181, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -15150,29 +15406,29 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	181, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	185, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	181, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	181, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	185, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	185, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	17,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	181, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	185, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	181, // 19: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	181, // 20: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	185, // 19: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	185, // 20: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 21: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 22: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	24,  // 23: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 24: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 25: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	178, // 26: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	182, // 26: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	86,  // 27: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	67,  // 28: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	34,  // 29: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	181, // 30: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	181, // 31: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	181, // 32: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	185, // 30: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	185, // 31: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	185, // 32: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	16,  // 33: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	67,  // 34: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
 	109, // 35: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
@@ -15185,9 +15441,9 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	37,  // 42: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
 	83,  // 43: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
 	110, // 44: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	181, // 45: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	185, // 45: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	42,  // 46: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	181, // 47: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	185, // 47: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	45,  // 48: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	46,  // 49: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	39,  // 50: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
@@ -15203,15 +15459,15 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 60: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	24,  // 61: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 62: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	179, // 63: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	183, // 63: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	86,  // 64: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	67,  // 65: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	67,  // 66: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	181, // 67: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	181, // 68: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	181, // 69: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	181, // 70: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	181, // 71: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	185, // 67: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	185, // 68: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	185, // 69: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	185, // 70: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	185, // 71: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	61,  // 72: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	62,  // 73: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	63,  // 74: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
@@ -15223,28 +15479,28 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	39,  // 80: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
 	100, // 81: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	60,  // 82: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	181, // 83: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	181, // 84: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	181, // 85: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	181, // 86: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	181, // 87: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	181, // 88: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	185, // 83: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	185, // 84: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	185, // 85: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	185, // 86: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	185, // 87: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	185, // 88: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
 	69,  // 89: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 90: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	181, // 91: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	181, // 92: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	181, // 93: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	181, // 94: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	185, // 91: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	185, // 92: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	185, // 93: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	185, // 94: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	68,  // 95: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 96: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	181, // 97: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	185, // 97: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	69,  // 98: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	180, // 99: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	184, // 99: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
 	83,  // 100: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	123, // 101: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	181, // 102: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	181, // 103: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	181, // 104: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	127, // 101: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	185, // 102: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	185, // 103: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	185, // 104: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
 	0,   // 105: spool.v1.Approval.request:type_name -> spool.v1.Json
 	0,   // 106: spool.v1.Approval.decided:type_name -> spool.v1.Json
 	0,   // 107: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
@@ -15256,7 +15512,7 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	92,  // 113: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
 	95,  // 114: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
 	109, // 115: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	181, // 116: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	185, // 116: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 117: spool.v1.Event.data:type_name -> spool.v1.Json
 	97,  // 118: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 119: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -15269,189 +15525,194 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	105, // 126: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
 	106, // 127: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
 	109, // 128: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	181, // 129: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	185, // 129: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	24,  // 130: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 131: spool.v1.Block.input:type_name -> spool.v1.Json
 	110, // 132: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	181, // 133: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	181, // 134: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	119, // 135: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	181, // 136: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	122, // 137: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	181, // 138: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	123, // 139: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	131, // 140: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	181, // 141: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	181, // 142: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	181, // 143: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 144: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	138, // 145: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 146: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 147: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	181, // 148: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	141, // 149: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	141, // 150: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	141, // 151: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	148, // 152: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 153: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	181, // 154: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	148, // 155: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	148, // 156: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 157: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	149, // 158: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	148, // 159: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 160: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	149, // 161: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	148, // 162: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 163: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	149, // 164: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	170, // 165: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	169, // 166: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	174, // 167: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	148, // 168: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	181, // 169: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	23,  // 170: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	23,  // 171: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	23,  // 172: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 173: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 174: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 175: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 176: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 177: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	18,  // 178: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	20,  // 179: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	22,  // 180: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	26,  // 181: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	28,  // 182: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	30,  // 183: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	32,  // 184: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	35,  // 185: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	43,  // 186: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	50,  // 187: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	52,  // 188: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	54,  // 189: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	57,  // 190: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	55,  // 191: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	58,  // 192: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	70,  // 193: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	72,  // 194: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	74,  // 195: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	76,  // 196: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	78,  // 197: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	88,  // 198: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	98,  // 199: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	101, // 200: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	90,  // 201: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	93,  // 202: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	107, // 203: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	80,  // 204: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	82,  // 205: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	84,  // 206: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	111, // 207: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	129, // 208: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	132, // 209: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	113, // 210: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	115, // 211: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	142, // 212: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	144, // 213: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	146, // 214: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	134, // 215: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	136, // 216: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	139, // 217: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	117, // 218: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	124, // 219: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	125, // 220: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	127, // 221: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	120, // 222: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	152, // 223: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	153, // 224: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	155, // 225: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	156, // 226: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	157, // 227: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	158, // 228: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	160, // 229: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	161, // 230: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	162, // 231: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	163, // 232: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	165, // 233: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	166, // 234: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	167, // 235: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	171, // 236: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	173, // 237: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	175, // 238: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	176, // 239: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 240: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 241: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 242: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 243: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 244: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	19,  // 245: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	21,  // 246: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	25,  // 247: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	27,  // 248: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	29,  // 249: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	31,  // 250: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	33,  // 251: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	36,  // 252: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	44,  // 253: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	51,  // 254: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	53,  // 255: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	56,  // 256: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	67,  // 257: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	56,  // 258: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	59,  // 259: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	71,  // 260: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	73,  // 261: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	75,  // 262: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	77,  // 263: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	79,  // 264: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	89,  // 265: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	99,  // 266: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	102, // 267: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	91,  // 268: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	94,  // 269: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	108, // 270: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	81,  // 271: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	83,  // 272: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	85,  // 273: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	112, // 274: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	130, // 275: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	133, // 276: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	114, // 277: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	116, // 278: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	143, // 279: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	145, // 280: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	147, // 281: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	135, // 282: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	137, // 283: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	140, // 284: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	118, // 285: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	119, // 286: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	126, // 287: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	128, // 288: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	121, // 289: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	150, // 290: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	154, // 291: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	149, // 292: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	151, // 293: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	150, // 294: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	159, // 295: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	149, // 296: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	151, // 297: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	150, // 298: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	164, // 299: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	149, // 300: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	151, // 301: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	168, // 302: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	172, // 303: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	174, // 304: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	150, // 305: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	151, // 306: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	240, // [240:307] is the sub-list for method output_type
-	173, // [173:240] is the sub-list for method input_type
-	173, // [173:173] is the sub-list for extension type_name
-	173, // [173:173] is the sub-list for extension extendee
-	0,   // [0:173] is the sub-list for field type_name
+	185, // 133: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	185, // 134: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	185, // 135: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
+	123, // 136: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	185, // 137: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	126, // 138: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	185, // 139: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	127, // 140: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	135, // 141: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	185, // 142: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	185, // 143: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	185, // 144: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 145: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	142, // 146: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 147: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 148: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	185, // 149: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	145, // 150: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	145, // 151: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	145, // 152: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	152, // 153: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 154: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	185, // 155: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	152, // 156: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	152, // 157: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 158: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	153, // 159: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	152, // 160: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 161: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	153, // 162: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	152, // 163: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 164: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	153, // 165: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	174, // 166: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	173, // 167: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	178, // 168: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	152, // 169: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	185, // 170: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	23,  // 171: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	23,  // 172: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	23,  // 173: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 174: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 175: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 176: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 177: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 178: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	18,  // 179: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	20,  // 180: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	22,  // 181: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	26,  // 182: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	28,  // 183: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	30,  // 184: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	32,  // 185: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	35,  // 186: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	43,  // 187: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	50,  // 188: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	52,  // 189: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	54,  // 190: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	57,  // 191: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	55,  // 192: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 193: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	70,  // 194: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	72,  // 195: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	74,  // 196: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	76,  // 197: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	78,  // 198: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	88,  // 199: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	98,  // 200: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	101, // 201: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	90,  // 202: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	93,  // 203: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	107, // 204: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	80,  // 205: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	82,  // 206: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	84,  // 207: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	111, // 208: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	133, // 209: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	136, // 210: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	113, // 211: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	115, // 212: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	117, // 213: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
+	119, // 214: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
+	146, // 215: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	148, // 216: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	150, // 217: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	138, // 218: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	140, // 219: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	143, // 220: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	121, // 221: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	128, // 222: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	129, // 223: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	131, // 224: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	124, // 225: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	156, // 226: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	157, // 227: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	159, // 228: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	160, // 229: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	161, // 230: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	162, // 231: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	164, // 232: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	165, // 233: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	166, // 234: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	167, // 235: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	169, // 236: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	170, // 237: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	171, // 238: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	175, // 239: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	177, // 240: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	179, // 241: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	180, // 242: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 243: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 244: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 245: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 246: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 247: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	19,  // 248: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	21,  // 249: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	25,  // 250: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	27,  // 251: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	29,  // 252: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	31,  // 253: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	33,  // 254: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	36,  // 255: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	44,  // 256: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	51,  // 257: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	53,  // 258: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	56,  // 259: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	67,  // 260: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	56,  // 261: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 262: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	71,  // 263: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	73,  // 264: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	75,  // 265: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	77,  // 266: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	79,  // 267: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	89,  // 268: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	99,  // 269: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	102, // 270: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	91,  // 271: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	94,  // 272: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	108, // 273: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	81,  // 274: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	83,  // 275: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	85,  // 276: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	112, // 277: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	134, // 278: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	137, // 279: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	114, // 280: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	116, // 281: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	118, // 282: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
+	120, // 283: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
+	147, // 284: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	149, // 285: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	151, // 286: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	139, // 287: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	141, // 288: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	144, // 289: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	122, // 290: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	123, // 291: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	130, // 292: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	132, // 293: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	125, // 294: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	154, // 295: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	158, // 296: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	153, // 297: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	155, // 298: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	154, // 299: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	163, // 300: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	153, // 301: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	155, // 302: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	154, // 303: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	168, // 304: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	153, // 305: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	155, // 306: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	172, // 307: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	176, // 308: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	178, // 309: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	154, // 310: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	155, // 311: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	243, // [243:312] is the sub-list for method output_type
+	174, // [174:243] is the sub-list for method input_type
+	174, // [174:174] is the sub-list for extension type_name
+	174, // [174:174] is the sub-list for extension extendee
+	0,   // [0:174] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -15501,20 +15762,20 @@ func file_spool_v1_spool_proto_init() {
 		(*ReplayEventsResponse_Ended)(nil),
 	}
 	file_spool_v1_spool_proto_msgTypes[109].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[123].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[131].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[170].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[126].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[127].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[135].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[152].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[174].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[178].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   181,
+			NumMessages:   185,
 			NumExtensions: 0,
 			NumServices:   14,
 		},
