@@ -18,7 +18,8 @@ const (
 	DeadMaxAge     = 30 * 24 * time.Hour
 	LeaseTTL       = 3 * time.Second
 	IdempotencyTTL = 24 * time.Hour
-	// SignInCodeTTL is the lifetime of a code, and SignInSessionTTL that of a session credential.
+	// SignInCodeTTL is the lifetime of a code, and SignInSessionTTL that of a session: of a session
+	// credential in all, and of a session cookie without a request.
 	SignInCodeTTL    = time.Minute
 	SignInSessionTTL = 8 * time.Hour
 
@@ -222,7 +223,7 @@ func KeyValueBuckets() []KeyValueBucket {
 		},
 		{
 			Config: jetstream.KeyValueConfig{
-				Bucket: BucketSignInSessions, Description: "Session credentials: their SHA-256, and the key whose rights each has.",
+				Bucket: BucketSignInSessions, Description: "Session credentials and cookies: their SHA-256, and the key whose rights each has.",
 				TTL: SignInSessionTTL, Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<first half of the SHA-256>", Writes: "gateway", Reads: "gateway",

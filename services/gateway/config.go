@@ -13,6 +13,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/cors"
+	"github.com/spoolhq/spool/services/gateway/internal/rest"
 )
 
 // Values of Config.Auth: how a gateway authenticates clients.
@@ -29,11 +30,13 @@ type Config struct {
 	TLSCert              string        `name:"tls-cert" placeholder:"FILE" help:"PEM file of the certificate, with its chain, for HTTP and gRPC. The file is read again when it changes." env:"SPOOL_TLS_CERT"`
 	TLSKey               string        `name:"tls-key" placeholder:"FILE" help:"PEM file of the private key of tls-cert." env:"SPOOL_TLS_KEY"`
 	BehindTLSProxy       bool          `name:"behind-tls-proxy" default:"false" help:"Allows listening beyond loopback without tls-cert, because a proxy in front of this gateway terminates TLS." env:"SPOOL_BEHIND_TLS_PROXY"`
-	TrustedProxies       []string      `help:"Addresses and networks (CIDR) of proxies in front of this gateway. Only on connections from them is the client's address read from X-Forwarded-For. With behind-tls-proxy, empty means every connection." env:"SPOOL_TRUSTED_PROXIES"`
+	TrustedProxies       []string      `help:"Addresses and networks (CIDR) of proxies in front of this gateway. Only on connections from them is the client's address read from X-Forwarded-For, and the use of TLS from X-Forwarded-Proto. With behind-tls-proxy, empty means every connection." env:"SPOOL_TRUSTED_PROXIES"`
 	PublishedAddress     string        `help:"Host address on which a container engine publishes the listeners, if they can only be reached there. Without TLS it must be on loopback." env:"SPOOL_PUBLISHED_ADDRESS"`
 	Auth                 string        `help:"Authentication of clients: keys requires an API key; off serves every client as tenant default and is refused beyond loopback." default:"off" enum:"off,keys" env:"SPOOL_AUTH"`
 	RootKey              string        `help:"A key of 32 characters or more that may only manage API keys, limits and budgets, of any tenant." env:"SPOOL_ROOT_KEY"`
 	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * allows all." env:"SPOOL_ALLOWED_ORIGINS"`
+	PathPrefix           string        `help:"Path below which a proxy serves this gateway, such as /spool. The proxy may keep or remove the prefix: requests are served with and without it." env:"SPOOL_PATH_PREFIX"`
+	SignInLifetime       time.Duration `name:"signin-lifetime" help:"How long a session with a cookie may last. It also ends after 8 hours without a request." default:"168h" env:"SPOOL_SIGNIN_LIFETIME"`
 	CommandTimeout       time.Duration `help:"How long the gateway waits for the answer to a command before it reports an unknown outcome." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
 	WriteTimeout         time.Duration `help:"How long a streaming client may take to read before its stream is ended. For WatchExecution this applies to the final status only." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`
 	MaxRequest           int64         `help:"Largest body in bytes of a request with workspaceFiles." default:"16777216" env:"SPOOL_MAX_REQUEST"`
@@ -63,7 +66,7 @@ func (c *Config) validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"command-timeout", c.CommandTimeout}, {"write-timeout", c.WriteTimeout}, {"lag-after", c.LagAfter}, {"read-timeout", c.ReadTimeout},
+		{"command-timeout", c.CommandTimeout}, {"write-timeout", c.WriteTimeout}, {"lag-after", c.LagAfter}, {"read-timeout", c.ReadTimeout}, {"signin-lifetime", c.SignInLifetime},
 		{"shutdown-grace", c.ShutdownGrace},
 	} {
 		if d.value < 0 {
@@ -113,6 +116,9 @@ func (c *Config) validate() error {
 	}
 	if c.RootKey != "" && len(c.RootKey) < auth.MinRootKeyLength {
 		return fmt.Errorf("root-key has %d characters; it needs %d or more random characters", len(c.RootKey), auth.MinRootKeyLength)
+	}
+	if err := rest.ValidatePathPrefix(c.PathPrefix); err != nil {
+		return err
 	}
 	if _, err := c.recipients(); err != nil {
 		return fmt.Errorf("secrets-recipient: %w", err)

@@ -139,13 +139,14 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	if err != nil {
 		return fmt.Errorf("gateway: %w", err)
 	}
-	signIns := signin.New(signin.Config{JetStream: js, Now: g.deps.Now, Entropy: rand.Reader})
+	signIns := signin.New(signin.Config{JetStream: js, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger, CookieLifetime: g.cfg.SignInLifetime})
+	failures := signin.NewFailures(time.Now)
 	authenticator, err := auth.New(auth.Config{Required: g.cfg.Auth == AuthKeys, RootKey: g.cfg.RootKey, LocalKey: g.deps.LocalKey, Keys: g.store, Sessions: signIns, Now: g.deps.Now})
 	if err != nil {
 		return err
 	}
 	g.limitsWatch = budget.NewWatch(js, g.deps.Logger)
-	g.keyWatch = auth.NewKeyWatch(g.store, g.deps.Logger)
+	g.keyWatch = auth.NewKeyWatch(g.store, signIns, g.deps.Logger)
 	admissions := admission.New(admission.Limits{Bytes: g.cfg.MaxBytes, TenantBytes: g.cfg.MaxTenantBytes, TenantStreams: g.cfg.MaxTenantStreams, TenantRate: g.cfg.MaxTenantRequests, TenantBurst: g.cfg.MaxTenantBurst, TenantLimits: g.limitsWatch.Limits})
 	counts.SetHeldBytes(admissions.BytesInFlight)
 	g.hub = live.NewHub(live.Config{
@@ -160,7 +161,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	player := replay.New(replay.Config{Partitions: g.deps.Partitions, Live: g.hub, Reads: g.store, NATS: g.deps.NATS, Admission: admissions})
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
-		Auth: authenticator, SignIn: signIns, Dead: dead.New(js), Quota: stored, Admission: admissions,
+		Auth: authenticator, SignIn: signIns, Failures: failures, Dead: dead.New(js), Quota: stored, Admission: admissions,
 		Reads: g.store, Live: g.hub, Changes: g.changes, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.storageWatch, Quota: stored.CheckLimit, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
@@ -187,7 +188,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 		Cut:    func(code string) { counts.CountCut("ws", code) },
 	})
 	handler, err := rest.New(rest.Config{
-		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket,
+		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket, Failures: failures, PathPrefix: g.cfg.PathPrefix,
 		Admission: admissions, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
 		CORS: cors.Policy{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{

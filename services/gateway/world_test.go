@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"strings"
@@ -55,6 +56,7 @@ type world struct {
 	sealer      gateway.Sealer             // the gateways' Sealer; nil for none
 	localKey    string                     // of the gateways that are started next
 	now         func() time.Time           // the gateways' clock; nil for time.Now
+	logger      *slog.Logger               // of the gateways; nil for the test's log
 	unannounced bool                       // commits rows and stores text without announcing them
 	frames      map[int]uint64             // number of the last frame, by partition
 }
@@ -153,7 +155,11 @@ func (w *world) gatewayOn(cfg gateway.Config, nc *nats.Conn, pool *pgxpool.Pool)
 	if cfg.GRPCListen == "" {
 		cfg.GRPCListen = "127.0.0.1:0"
 	}
-	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: topology.DefaultPartitions, Logger: natstest.Logger(w.t), Sealer: w.sealer, Now: w.now, LocalKey: w.localKey})
+	logger := w.logger
+	if logger == nil {
+		logger = natstest.Logger(w.t)
+	}
+	g, err := gateway.New(cfg, gateway.Deps{NATS: nc, Pool: pool, Partitions: topology.DefaultPartitions, Logger: logger, Sealer: w.sealer, Now: w.now, LocalKey: w.localKey})
 	must(w.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -126,6 +127,37 @@ func TestCall_EscapesIDsInPaths(t *testing.T) {
 	for id, want := range map[string]string{"..": "/api/sessions/%2E%2E", "a/../b?c": "/api/sessions/a%2F..%2Fb%3Fc"} {
 		if _, err := c.Sessions.GetSession(t.Context(), &spoolv1.GetSessionRequest{SessionId: id}); err != nil || path.Load() != want {
 			t.Errorf("%q: requested %v (%v)", id, path.Load(), err)
+		}
+	}
+}
+
+// TestClient_UsesAURLWithAPath tests that requests and streams go below the path of the gateway's URL.
+func TestClient_UsesAURLWithAPath(t *testing.T) {
+	t.Parallel()
+	list := script(t)
+	g := &gateway{t: t, script: list, cut: func(int) bool { return false }}
+	mux := http.NewServeMux()
+	mux.Handle("GET /tools/spool/api/ws", g)
+	mux.HandleFunc("GET /tools/spool/health", func(w http.ResponseWriter, _ *http.Request) { answer(w, 200, "application/json", "{}") })
+	mux.HandleFunc("POST /tools/spool/api/signin/codes", func(w http.ResponseWriter, _ *http.Request) { answer(w, 201, "application/json", `{"code":"c"}`) })
+	srv := httptest.NewServer(mux)
+	t.Cleanup(srv.Close)
+	for _, path := range []string{"/tools/spool", "/tools/spool/"} {
+		c, err := client.New(client.Config{URL: srv.URL + path, HTTP: srv.Client()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Ping(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if code, err := c.SignIn.CreateSignInCode(t.Context(), &spoolv1.CreateSignInCodeRequest{}); err != nil || code.GetCode() != "c" {
+			t.Errorf("got %v, %v", code, err)
+		}
+		if c.URL() != srv.URL+"/tools/spool" {
+			t.Errorf("the URL is %s", c.URL())
+		}
+		if kept, _, _ := collect(t, c, 0); len(kept) == 0 {
+			t.Error("no events are received")
 		}
 	}
 }

@@ -18,6 +18,7 @@ type upCommand struct {
 	TLSCert    string `name:"tls-cert" env:"SPOOL_TLS_CERT" placeholder:"FILE" help:"PEM file of the certificate, with its chain, for REST and gRPC; required for addresses other than loopback. It is reloaded when it changes."`
 	TLSKey     string `name:"tls-key" env:"SPOOL_TLS_KEY" placeholder:"FILE" help:"PEM file of the private key of --tls-cert."`
 	TLSProxy   bool   `name:"behind-tls-proxy" default:"false" env:"SPOOL_BEHIND_TLS_PROXY" help:"A proxy in front of the gateway terminates TLS: allow addresses other than loopback without --tls-cert."`
+	PathPrefix string `name:"path-prefix" env:"SPOOL_PATH_PREFIX" help:"Path below which a proxy serves the gateway, such as /spool. Requests are served with and without it."`
 	Database   string `name:"database-url" env:"SPOOL_DATABASE_URL" placeholder:"URL" help:"A Postgres to use; by default a private one in the data folder."`
 	Auth       string `enum:"off,keys" default:"keys" env:"SPOOL_AUTH" help:"Authentication of clients: keys requires the local key, which the stack creates in the data folder, or an API key; off serves every program on this machine, and only on loopback."`
 	NoAuth     bool   `name:"no-auth" help:"The same as --auth off."`
@@ -56,7 +57,7 @@ func (c *upCommand) Run(a *app) (err error) {
 	daemon.SetGCPercent()
 	stack, err := a.Local.Start(ctx, StackOptions{
 		DataDir: dir, DatabaseURL: c.Database, Listen: c.Listen, GRPCListen: c.GRPCListen, Sandbox: c.Sandbox,
-		Auth: c.Auth, RootKey: c.RootKey, MaxStore: c.MaxStore, TextAge: c.TextAge, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSProxy: c.TLSProxy,
+		Auth: c.Auth, RootKey: c.RootKey, MaxStore: c.MaxStore, TextAge: c.TextAge, TLSCert: c.TLSCert, TLSKey: c.TLSKey, TLSProxy: c.TLSProxy, PathPrefix: c.PathPrefix,
 		MockLLM: c.MockLLM, MockScript: c.MockScript,
 		Logger: slog.New(slog.NewTextHandler(a.Err, &slog.HandlerOptions{Level: c.LogLevel})),
 	})

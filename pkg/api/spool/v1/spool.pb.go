@@ -9788,8 +9788,12 @@ func (x *CreateSignInCodeResponse) GetValidMs() uint32 {
 }
 
 type ExchangeSignInCodeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Code          string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Code  string                 `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	// An API key instead of a code.
+	ApiKey string `protobuf:"bytes,2,opt,name=api_key,json=apiKey,proto3" json:"api_key,omitempty"`
+	// Answer with a session cookie (header Set-Cookie) instead of a session credential. Over REST only.
+	Cookie        bool `protobuf:"varint,3,opt,name=cookie,proto3" json:"cookie,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9831,14 +9835,32 @@ func (x *ExchangeSignInCodeRequest) GetCode() string {
 	return ""
 }
 
+func (x *ExchangeSignInCodeRequest) GetApiKey() string {
+	if x != nil {
+		return x.ApiKey
+	}
+	return ""
+}
+
+func (x *ExchangeSignInCodeRequest) GetCookie() bool {
+	if x != nil {
+		return x.Cookie
+	}
+	return false
+}
+
 type ExchangeSignInCodeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session credential, spool_ss_…, which is sent as an API key is: Authorization: Bearer spool_ss_…. Only this
-	// response contains it.
-	Credential    string                 `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
-	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
-	Tenant        string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	Role          string                 `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	// response contains it. Empty if the response has a session cookie.
+	Credential string `protobuf:"bytes,1,opt,name=credential,proto3" json:"credential,omitempty"`
+	// When the session ends at the latest. A session cookie also ends after 8 hours without a request.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	Tenant    string                 `protobuf:"bytes,3,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Role      string                 `protobuf:"bytes,4,opt,name=role,proto3" json:"role,omitempty"`
+	// The CSRF token of the session cookie. Every request with the cookie other than GET, HEAD and OPTIONS needs it in
+	// the header X-CSRF-Token. Empty without a session cookie.
+	CsrfToken     string `protobuf:"bytes,5,opt,name=csrf_token,json=csrfToken,proto3" json:"csrf_token,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9901,6 +9923,217 @@ func (x *ExchangeSignInCodeResponse) GetRole() string {
 	return ""
 }
 
+func (x *ExchangeSignInCodeResponse) GetCsrfToken() string {
+	if x != nil {
+		return x.CsrfToken
+	}
+	return ""
+}
+
+type GetSignInSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetSignInSessionRequest) Reset() {
+	*x = GetSignInSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetSignInSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetSignInSessionRequest) ProtoMessage() {}
+
+func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetSignInSessionRequest.ProtoReflect.Descriptor instead.
+func (*GetSignInSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+}
+
+type SignInSession struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Tenant string                 `protobuf:"bytes,1,opt,name=tenant,proto3" json:"tenant,omitempty"`
+	Role   string                 `protobuf:"bytes,2,opt,name=role,proto3" json:"role,omitempty"`
+	// The only agents that the caller may use; empty means all.
+	Agents []string `protobuf:"bytes,3,rep,name=agents,proto3" json:"agents,omitempty"`
+	// The API key of the caller, or the key from which its session comes. Empty for the local key.
+	KeyId   string `protobuf:"bytes,4,opt,name=key_id,json=keyId,proto3" json:"key_id,omitempty"`
+	KeyName string `protobuf:"bytes,5,opt,name=key_name,json=keyName,proto3" json:"key_name,omitempty"`
+	// When the session ends at the latest. Absent for a caller with an API key.
+	ExpiresAt *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	// The CSRF token of the session cookie. Empty without a session cookie.
+	CsrfToken     string `protobuf:"bytes,7,opt,name=csrf_token,json=csrfToken,proto3" json:"csrf_token,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SignInSession) Reset() {
+	*x = SignInSession{}
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SignInSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SignInSession) ProtoMessage() {}
+
+func (x *SignInSession) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SignInSession.ProtoReflect.Descriptor instead.
+func (*SignInSession) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+}
+
+func (x *SignInSession) GetTenant() string {
+	if x != nil {
+		return x.Tenant
+	}
+	return ""
+}
+
+func (x *SignInSession) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *SignInSession) GetAgents() []string {
+	if x != nil {
+		return x.Agents
+	}
+	return nil
+}
+
+func (x *SignInSession) GetKeyId() string {
+	if x != nil {
+		return x.KeyId
+	}
+	return ""
+}
+
+func (x *SignInSession) GetKeyName() string {
+	if x != nil {
+		return x.KeyName
+	}
+	return ""
+}
+
+func (x *SignInSession) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
+func (x *SignInSession) GetCsrfToken() string {
+	if x != nil {
+		return x.CsrfToken
+	}
+	return ""
+}
+
+type DeleteSignInSessionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSignInSessionRequest) Reset() {
+	*x = DeleteSignInSessionRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSignInSessionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSignInSessionRequest) ProtoMessage() {}
+
+func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSignInSessionRequest.ProtoReflect.Descriptor instead.
+func (*DeleteSignInSessionRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+}
+
+type DeleteSignInSessionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteSignInSessionResponse) Reset() {
+	*x = DeleteSignInSessionResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteSignInSessionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteSignInSessionResponse) ProtoMessage() {}
+
+func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteSignInSessionResponse.ProtoReflect.Descriptor instead.
+func (*DeleteSignInSessionResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+}
+
 type ListDeadLettersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 100; 0 means 50. A page may contain fewer.
@@ -9913,7 +10146,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9925,7 +10158,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9938,7 +10171,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -9966,7 +10199,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9978,7 +10211,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9991,7 +10224,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -10034,7 +10267,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10046,7 +10279,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10059,7 +10292,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -10143,7 +10376,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10155,7 +10388,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10168,7 +10401,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -10217,7 +10450,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10229,7 +10462,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10242,7 +10475,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -10282,7 +10515,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10294,7 +10527,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10307,7 +10540,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -10386,7 +10619,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10398,7 +10631,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10411,7 +10644,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -10472,7 +10705,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10484,7 +10717,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10497,7 +10730,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -10516,7 +10749,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10528,7 +10761,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10541,7 +10774,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -10560,7 +10793,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10572,7 +10805,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10585,7 +10818,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -10604,7 +10837,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10616,7 +10849,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10629,7 +10862,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -10648,7 +10881,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10660,7 +10893,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10673,7 +10906,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -10693,7 +10926,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10705,7 +10938,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10718,7 +10951,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -10737,7 +10970,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10749,7 +10982,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10762,7 +10995,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -10795,7 +11028,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10807,7 +11040,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10820,7 +11053,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *Key) GetKeyId() string {
@@ -10897,7 +11130,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10909,7 +11142,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10922,7 +11155,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -10951,7 +11184,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10963,7 +11196,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10976,7 +11209,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -11014,7 +11247,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11026,7 +11259,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11039,7 +11272,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -11074,7 +11307,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11086,7 +11319,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11099,7 +11332,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -11134,7 +11367,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11146,7 +11379,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11159,7 +11392,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -11178,7 +11411,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11190,7 +11423,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11203,7 +11436,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -11233,7 +11466,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11245,7 +11478,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11258,7 +11491,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -11322,7 +11555,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11334,7 +11567,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11347,7 +11580,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -11375,7 +11608,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11387,7 +11620,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11400,7 +11633,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -11454,7 +11687,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11466,7 +11699,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11479,7 +11712,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -11564,7 +11797,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11576,7 +11809,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11589,7 +11822,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -11616,7 +11849,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11628,7 +11861,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11641,7 +11874,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -11669,7 +11902,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11681,7 +11914,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11694,7 +11927,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -11717,7 +11950,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11729,7 +11962,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11742,7 +11975,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -11776,7 +12009,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11788,7 +12021,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11801,7 +12034,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -11821,7 +12054,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11833,7 +12066,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11846,7 +12079,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -11881,7 +12114,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11893,7 +12126,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11906,7 +12139,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *Reference) GetScope() string {
@@ -11952,7 +12185,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11964,7 +12197,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11977,7 +12210,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -12022,7 +12255,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12034,7 +12267,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12047,7 +12280,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -12080,7 +12313,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12092,7 +12325,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12105,7 +12338,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -12129,7 +12362,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12141,7 +12374,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12154,7 +12387,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -12189,7 +12422,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12201,7 +12434,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12214,7 +12447,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -12242,7 +12475,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12254,7 +12487,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12267,7 +12500,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -12300,7 +12533,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12312,7 +12545,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12325,7 +12558,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -12374,7 +12607,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12386,7 +12619,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12399,7 +12632,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -12437,7 +12670,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12449,7 +12682,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12462,7 +12695,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -12497,7 +12730,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12509,7 +12742,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12522,7 +12755,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -12550,7 +12783,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12562,7 +12795,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12575,7 +12808,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -12608,7 +12841,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12620,7 +12853,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12633,7 +12866,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -12682,7 +12915,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12694,7 +12927,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12707,7 +12940,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -12745,7 +12978,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12757,7 +12990,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12770,7 +13003,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -12805,7 +13038,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12817,7 +13050,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12830,7 +13063,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -12858,7 +13091,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12870,7 +13103,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12883,7 +13116,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -12916,7 +13149,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12928,7 +13161,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12941,7 +13174,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -12990,7 +13223,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13002,7 +13235,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13015,7 +13248,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -13053,7 +13286,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13065,7 +13298,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13078,7 +13311,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -13115,7 +13348,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13127,7 +13360,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13140,7 +13373,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -13169,7 +13402,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13181,7 +13414,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13194,7 +13427,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -13225,7 +13458,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13237,7 +13470,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13250,7 +13483,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -13292,7 +13525,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13304,7 +13537,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13317,7 +13550,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -13345,7 +13578,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13357,7 +13590,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13370,7 +13603,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -13403,7 +13636,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13415,7 +13648,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13428,7 +13661,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -13490,7 +13723,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13502,7 +13735,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13515,7 +13748,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -13596,7 +13829,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13608,7 +13841,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13621,7 +13854,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -13672,7 +13905,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13684,7 +13917,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13697,7 +13930,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -14715,9 +14948,11 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x17CreateSignInCodeRequest\"N\n" +
 	"\x18CreateSignInCodeResponse\x12\x17\n" +
 	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\x12\x19\n" +
-	"\bvalid_ms\x18\x02 \x01(\rR\avalidMs\"4\n" +
+	"\bvalid_ms\x18\x02 \x01(\rR\avalidMs\"j\n" +
 	"\x19ExchangeSignInCodeRequest\x12\x17\n" +
-	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\"\xa8\x01\n" +
+	"\x04code\x18\x01 \x01(\tB\x03\x80\x01\x01R\x04code\x12\x1c\n" +
+	"\aapi_key\x18\x02 \x01(\tB\x03\x80\x01\x01R\x06apiKey\x12\x16\n" +
+	"\x06cookie\x18\x03 \x01(\bR\x06cookie\"\xcc\x01\n" +
 	"\x1aExchangeSignInCodeResponse\x12#\n" +
 	"\n" +
 	"credential\x18\x01 \x01(\tB\x03\x80\x01\x01R\n" +
@@ -14725,7 +14960,22 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"expires_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\x16\n" +
 	"\x06tenant\x18\x03 \x01(\tR\x06tenant\x12\x12\n" +
-	"\x04role\x18\x04 \x01(\tR\x04role\"T\n" +
+	"\x04role\x18\x04 \x01(\tR\x04role\x12\"\n" +
+	"\n" +
+	"csrf_token\x18\x05 \x01(\tB\x03\x80\x01\x01R\tcsrfToken\"\x19\n" +
+	"\x17GetSignInSessionRequest\"\xe4\x01\n" +
+	"\rSignInSession\x12\x16\n" +
+	"\x06tenant\x18\x01 \x01(\tR\x06tenant\x12\x12\n" +
+	"\x04role\x18\x02 \x01(\tR\x04role\x12\x16\n" +
+	"\x06agents\x18\x03 \x03(\tR\x06agents\x12\x15\n" +
+	"\x06key_id\x18\x04 \x01(\tR\x05keyId\x12\x19\n" +
+	"\bkey_name\x18\x05 \x01(\tR\akeyName\x129\n" +
+	"\n" +
+	"expires_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12\"\n" +
+	"\n" +
+	"csrf_token\x18\a \x01(\tB\x03\x80\x01\x01R\tcsrfToken\"\x1c\n" +
+	"\x1aDeleteSignInSessionRequest\"\x1d\n" +
+	"\x1bDeleteSignInSessionResponse\"T\n" +
 	"\x16ListDeadLettersRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -15060,10 +15310,12 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04Keys\x12Z\n" +
 	"\tCreateKey\x12\x1a.spool.v1.CreateKeyRequest\x1a\x1b.spool.v1.CreateKeyResponse\"\x14\x82\xd3\xe4\x93\x02\x0e:\x01*\"\t/api/keys\x12T\n" +
 	"\bListKeys\x12\x19.spool.v1.ListKeysRequest\x1a\x1a.spool.v1.ListKeysResponse\"\x11\x82\xd3\xe4\x93\x02\v\x12\t/api/keys\x12`\n" +
-	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\x84\x02\n" +
+	"\tRevokeKey\x12\x1a.spool.v1.RevokeKeyRequest\x1a\x1b.spool.v1.RevokeKeyResponse\"\x1a\x82\xd3\xe4\x93\x02\x14*\x12/api/keys/{key_id}2\xf2\x03\n" +
 	"\x06SignIn\x12w\n" +
 	"\x10CreateSignInCode\x12!.spool.v1.CreateSignInCodeRequest\x1a\".spool.v1.CreateSignInCodeResponse\"\x1c\x82\xd3\xe4\x93\x02\x16:\x01*\"\x11/api/signin/codes\x12\x80\x01\n" +
-	"\x12ExchangeSignInCode\x12#.spool.v1.ExchangeSignInCodeRequest\x1a$.spool.v1.ExchangeSignInCodeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/api/signin/sessions2\xa5\x02\n" +
+	"\x12ExchangeSignInCode\x12#.spool.v1.ExchangeSignInCodeRequest\x1a$.spool.v1.ExchangeSignInCodeResponse\"\x1f\x82\xd3\xe4\x93\x02\x19:\x01*\"\x14/api/signin/sessions\x12k\n" +
+	"\x10GetSignInSession\x12!.spool.v1.GetSignInSessionRequest\x1a\x17.spool.v1.SignInSession\"\x1b\x82\xd3\xe4\x93\x02\x15\x12\x13/api/signin/session\x12\x7f\n" +
+	"\x13DeleteSignInSession\x12$.spool.v1.DeleteSignInSessionRequest\x1a%.spool.v1.DeleteSignInSessionResponse\"\x1b\x82\xd3\xe4\x93\x02\x15*\x13/api/signin/session2\xa5\x02\n" +
 	"\x06Limits\x12\\\n" +
 	"\tSetLimits\x12\x1a.spool.v1.SetLimitsRequest\x1a\x1b.spool.v1.SetLimitsResponse\"\x16\x82\xd3\xe4\x93\x02\x10:\x01*\x1a\v/api/limits\x12Y\n" +
 	"\tGetLimits\x12\x1a.spool.v1.GetLimitsRequest\x1a\x1b.spool.v1.GetLimitsResponse\"\x13\x82\xd3\xe4\x93\x02\r\x12\v/api/limits\x12b\n" +
@@ -15117,7 +15369,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 182)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 186)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -15237,76 +15489,80 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*CreateSignInCodeResponse)(nil),     // 115: spool.v1.CreateSignInCodeResponse
 	(*ExchangeSignInCodeRequest)(nil),    // 116: spool.v1.ExchangeSignInCodeRequest
 	(*ExchangeSignInCodeResponse)(nil),   // 117: spool.v1.ExchangeSignInCodeResponse
-	(*ListDeadLettersRequest)(nil),       // 118: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 119: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 120: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 121: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 122: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 123: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 124: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 125: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 126: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 127: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 128: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 129: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 130: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 131: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 132: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 133: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 134: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 135: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 136: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 137: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 138: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 139: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 140: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 141: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 142: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 143: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 144: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 145: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 146: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 147: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 148: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 149: spool.v1.Reference
-	(*Definition)(nil),                   // 150: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 151: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 152: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 153: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 154: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 155: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 156: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 157: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 158: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 159: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 160: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 161: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 162: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 163: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 164: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 165: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 166: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 167: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 168: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 169: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 170: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 171: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 172: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 173: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 174: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 175: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 176: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 177: spool.v1.RemoveSkillRequest
-	nil,                                  // 178: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 179: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 180: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 181: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 182: google.protobuf.Timestamp
+	(*GetSignInSessionRequest)(nil),      // 118: spool.v1.GetSignInSessionRequest
+	(*SignInSession)(nil),                // 119: spool.v1.SignInSession
+	(*DeleteSignInSessionRequest)(nil),   // 120: spool.v1.DeleteSignInSessionRequest
+	(*DeleteSignInSessionResponse)(nil),  // 121: spool.v1.DeleteSignInSessionResponse
+	(*ListDeadLettersRequest)(nil),       // 122: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 123: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 124: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 125: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 126: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 127: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 128: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 129: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 130: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 131: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 132: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 133: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 134: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 135: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 136: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 137: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 138: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 139: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 140: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 141: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 142: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 143: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 144: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 145: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 146: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 147: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 148: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 149: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 150: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 151: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 152: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 153: spool.v1.Reference
+	(*Definition)(nil),                   // 154: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 155: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 156: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 157: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 158: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 159: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 160: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 161: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 162: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 163: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 164: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 165: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 166: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 167: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 168: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 169: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 170: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 171: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 172: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 173: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 174: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 175: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 176: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 177: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 178: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 179: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 180: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 181: spool.v1.RemoveSkillRequest
+	nil,                                  // 182: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 183: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 184: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 185: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 186: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	178, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	182, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -15314,33 +15570,33 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	182, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	186, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	182, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	182, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	186, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	186, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	18,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	182, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	186, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	182, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
+	186, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
 	17,  // 20: spool.v1.Session.last_error:type_name -> spool.v1.SessionError
 	70,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
-	182, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
-	182, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	182, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	186, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
+	186, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	186, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 25: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 26: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 27: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 28: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 29: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	179, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	183, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	87,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 32: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	35,  // 33: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	182, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	182, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	182, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	186, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	186, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	186, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	16,  // 37: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	68,  // 38: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
 	110, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
@@ -15353,9 +15609,9 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	38,  // 46: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
 	84,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
 	111, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	182, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	186, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	43,  // 50: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	182, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	186, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	46,  // 52: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	47,  // 53: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	40,  // 54: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
@@ -15371,15 +15627,15 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 64: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 65: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 66: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	180, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	184, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	87,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 69: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	68,  // 70: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	182, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	182, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	182, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	182, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	182, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	186, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	186, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	186, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	186, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	186, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	62,  // 76: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	63,  // 77: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	64,  // 78: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
@@ -15391,28 +15647,28 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	40,  // 84: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
 	101, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	61,  // 86: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	182, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	182, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	182, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	182, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	182, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	182, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	186, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	186, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	186, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	186, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	186, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	186, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
 	70,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 94: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	182, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	182, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	182, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	182, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	186, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	186, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	186, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	186, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	69,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 100: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	182, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	186, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	70,  // 102: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	181, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	185, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
 	84,  // 104: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	124, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	182, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	182, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	182, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	128, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	186, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	186, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	186, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
 	0,   // 109: spool.v1.Approval.request:type_name -> spool.v1.Json
 	0,   // 110: spool.v1.Approval.decided:type_name -> spool.v1.Json
 	0,   // 111: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
@@ -15424,7 +15680,7 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	93,  // 117: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
 	96,  // 118: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
 	110, // 119: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	182, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	186, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 121: spool.v1.Event.data:type_name -> spool.v1.Json
 	98,  // 122: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 123: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -15437,189 +15693,194 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	106, // 130: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
 	107, // 131: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
 	110, // 132: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	182, // 133: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	186, // 133: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	25,  // 134: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 135: spool.v1.Block.input:type_name -> spool.v1.Json
 	111, // 136: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	182, // 137: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	182, // 138: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	120, // 139: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	182, // 140: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	123, // 141: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	182, // 142: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	124, // 143: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	132, // 144: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	182, // 145: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	182, // 146: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	182, // 147: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 148: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	139, // 149: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 150: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 151: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	182, // 152: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	142, // 153: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	142, // 154: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	142, // 155: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	149, // 156: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 157: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	182, // 158: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	149, // 159: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	149, // 160: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 161: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	150, // 162: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	149, // 163: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 164: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	150, // 165: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	149, // 166: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 167: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	150, // 168: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	171, // 169: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	170, // 170: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	175, // 171: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	149, // 172: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	182, // 173: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	24,  // 174: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 175: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 176: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 177: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 178: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 179: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 180: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 181: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	19,  // 182: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	21,  // 183: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	23,  // 184: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	27,  // 185: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	29,  // 186: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	31,  // 187: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	33,  // 188: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	36,  // 189: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	44,  // 190: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	51,  // 191: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	53,  // 192: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	55,  // 193: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	58,  // 194: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	56,  // 195: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	59,  // 196: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	71,  // 197: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	73,  // 198: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	75,  // 199: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	77,  // 200: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	79,  // 201: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	89,  // 202: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	99,  // 203: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	102, // 204: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	91,  // 205: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	94,  // 206: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	108, // 207: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	81,  // 208: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	83,  // 209: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	85,  // 210: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	112, // 211: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	130, // 212: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	133, // 213: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	114, // 214: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	116, // 215: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	143, // 216: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	145, // 217: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	147, // 218: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	135, // 219: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	137, // 220: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	140, // 221: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	118, // 222: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	125, // 223: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	126, // 224: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	128, // 225: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	121, // 226: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	153, // 227: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	154, // 228: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	156, // 229: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	157, // 230: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	158, // 231: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	159, // 232: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	161, // 233: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	162, // 234: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	163, // 235: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	164, // 236: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	166, // 237: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	167, // 238: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	168, // 239: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	172, // 240: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	174, // 241: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	176, // 242: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	177, // 243: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 244: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 245: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 246: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 247: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 248: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	20,  // 249: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	22,  // 250: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	26,  // 251: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	28,  // 252: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	30,  // 253: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	32,  // 254: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	34,  // 255: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	37,  // 256: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	45,  // 257: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	52,  // 258: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	54,  // 259: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	57,  // 260: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	68,  // 261: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	57,  // 262: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	60,  // 263: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	72,  // 264: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	74,  // 265: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	76,  // 266: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	78,  // 267: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	80,  // 268: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	90,  // 269: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	100, // 270: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	103, // 271: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	92,  // 272: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	95,  // 273: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	109, // 274: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	82,  // 275: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	84,  // 276: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	86,  // 277: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	113, // 278: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	131, // 279: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	134, // 280: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	115, // 281: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	117, // 282: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	144, // 283: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	146, // 284: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	148, // 285: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	136, // 286: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	138, // 287: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	141, // 288: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	119, // 289: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	120, // 290: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	127, // 291: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	129, // 292: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	122, // 293: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	151, // 294: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	155, // 295: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	150, // 296: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	152, // 297: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	151, // 298: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	160, // 299: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	150, // 300: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	152, // 301: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	151, // 302: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	165, // 303: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	150, // 304: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	152, // 305: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	169, // 306: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	173, // 307: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	175, // 308: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	151, // 309: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	152, // 310: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	244, // [244:311] is the sub-list for method output_type
-	177, // [177:244] is the sub-list for method input_type
-	177, // [177:177] is the sub-list for extension type_name
-	177, // [177:177] is the sub-list for extension extendee
-	0,   // [0:177] is the sub-list for field type_name
+	186, // 137: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	186, // 138: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	186, // 139: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
+	124, // 140: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	186, // 141: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	127, // 142: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	186, // 143: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	128, // 144: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	136, // 145: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	186, // 146: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	186, // 147: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	186, // 148: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 149: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	143, // 150: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 151: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 152: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	186, // 153: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	146, // 154: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	146, // 155: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	146, // 156: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	153, // 157: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 158: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	186, // 159: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	153, // 160: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	153, // 161: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 162: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	154, // 163: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	153, // 164: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 165: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	154, // 166: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	153, // 167: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 168: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	154, // 169: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	175, // 170: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	174, // 171: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	179, // 172: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	153, // 173: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	186, // 174: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	24,  // 175: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 176: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 177: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 178: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 179: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 180: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 181: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 182: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	19,  // 183: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	21,  // 184: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	23,  // 185: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	27,  // 186: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	29,  // 187: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	31,  // 188: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	33,  // 189: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	36,  // 190: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	44,  // 191: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	51,  // 192: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	53,  // 193: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	55,  // 194: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	58,  // 195: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	56,  // 196: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	59,  // 197: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	71,  // 198: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	73,  // 199: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	75,  // 200: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	77,  // 201: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	79,  // 202: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	89,  // 203: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	99,  // 204: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	102, // 205: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	91,  // 206: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	94,  // 207: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	108, // 208: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	81,  // 209: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	83,  // 210: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	85,  // 211: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	112, // 212: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	134, // 213: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	137, // 214: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	114, // 215: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	116, // 216: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	118, // 217: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
+	120, // 218: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
+	147, // 219: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	149, // 220: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	151, // 221: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	139, // 222: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	141, // 223: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	144, // 224: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	122, // 225: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	129, // 226: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	130, // 227: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	132, // 228: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	125, // 229: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	157, // 230: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	158, // 231: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	160, // 232: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	161, // 233: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	162, // 234: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	163, // 235: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	165, // 236: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	166, // 237: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	167, // 238: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	168, // 239: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	170, // 240: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	171, // 241: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	172, // 242: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	176, // 243: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	178, // 244: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	180, // 245: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	181, // 246: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 247: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 248: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 249: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 250: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 251: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	20,  // 252: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	22,  // 253: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	26,  // 254: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	28,  // 255: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	30,  // 256: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	32,  // 257: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	34,  // 258: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	37,  // 259: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	45,  // 260: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	52,  // 261: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	54,  // 262: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	57,  // 263: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	68,  // 264: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	57,  // 265: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	60,  // 266: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	72,  // 267: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	74,  // 268: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	76,  // 269: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	78,  // 270: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	80,  // 271: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	90,  // 272: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	100, // 273: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	103, // 274: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	92,  // 275: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	95,  // 276: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	109, // 277: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	82,  // 278: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	84,  // 279: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	86,  // 280: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	113, // 281: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	135, // 282: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	138, // 283: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	115, // 284: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	117, // 285: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	119, // 286: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
+	121, // 287: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
+	148, // 288: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	150, // 289: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	152, // 290: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	140, // 291: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	142, // 292: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	145, // 293: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	123, // 294: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	124, // 295: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	131, // 296: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	133, // 297: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	126, // 298: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	155, // 299: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	159, // 300: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	154, // 301: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	156, // 302: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	155, // 303: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	164, // 304: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	154, // 305: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	156, // 306: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	155, // 307: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	169, // 308: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	154, // 309: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	156, // 310: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	173, // 311: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	177, // 312: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	179, // 313: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	155, // 314: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	156, // 315: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	247, // [247:316] is the sub-list for method output_type
+	178, // [178:247] is the sub-list for method input_type
+	178, // [178:178] is the sub-list for extension type_name
+	178, // [178:178] is the sub-list for extension extendee
+	0,   // [0:178] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -15669,20 +15930,20 @@ func file_spool_v1_spool_proto_init() {
 		(*ReplayEventsResponse_Ended)(nil),
 	}
 	file_spool_v1_spool_proto_msgTypes[110].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[123].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[149].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[171].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[127].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[128].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[136].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[153].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[175].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[179].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   182,
+			NumMessages:   186,
 			NumExtensions: 0,
 			NumServices:   14,
 		},

@@ -1578,6 +1578,48 @@ func local_request_SignIn_ExchangeSignInCode_0(ctx context.Context, marshaler ru
 	return msg, metadata, err
 }
 
+func request_SignIn_GetSignInSession_0(ctx context.Context, marshaler runtime.Marshaler, client SignInClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+	var (
+		protoReq GetSignInSessionRequest
+		metadata runtime.ServerMetadata
+	)
+	if req.Body != nil {
+		_, _ = io.Copy(io.Discard, req.Body)
+	}
+	msg, err := client.GetSignInSession(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
+	return msg, metadata, err
+}
+
+func local_request_SignIn_GetSignInSession_0(ctx context.Context, marshaler runtime.Marshaler, server SignInServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+	var (
+		protoReq GetSignInSessionRequest
+		metadata runtime.ServerMetadata
+	)
+	msg, err := server.GetSignInSession(ctx, &protoReq)
+	return msg, metadata, err
+}
+
+func request_SignIn_DeleteSignInSession_0(ctx context.Context, marshaler runtime.Marshaler, client SignInClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+	var (
+		protoReq DeleteSignInSessionRequest
+		metadata runtime.ServerMetadata
+	)
+	if req.Body != nil {
+		_, _ = io.Copy(io.Discard, req.Body)
+	}
+	msg, err := client.DeleteSignInSession(ctx, &protoReq, grpc.Header(&metadata.HeaderMD), grpc.Trailer(&metadata.TrailerMD))
+	return msg, metadata, err
+}
+
+func local_request_SignIn_DeleteSignInSession_0(ctx context.Context, marshaler runtime.Marshaler, server SignInServer, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
+	var (
+		protoReq DeleteSignInSessionRequest
+		metadata runtime.ServerMetadata
+	)
+	msg, err := server.DeleteSignInSession(ctx, &protoReq)
+	return msg, metadata, err
+}
+
 func request_Limits_SetLimits_0(ctx context.Context, marshaler runtime.Marshaler, client LimitsClient, req *http.Request, pathParams map[string]string) (proto.Message, runtime.ServerMetadata, error) {
 	var (
 		protoReq SetLimitsRequest
@@ -3468,6 +3510,46 @@ func RegisterSignInHandlerServer(ctx context.Context, mux *runtime.ServeMux, ser
 		}
 		forward_SignIn_ExchangeSignInCode_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
+	mux.Handle(http.MethodGet, pattern_SignIn_GetSignInSession_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		var stream runtime.ServerTransportStream
+		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/spool.v1.SignIn/GetSignInSession", runtime.WithHTTPPathPattern("/api/signin/session"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := local_request_SignIn_GetSignInSession_0(annotatedContext, inboundMarshaler, server, req, pathParams)
+		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_SignIn_GetSignInSession_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+	})
+	mux.Handle(http.MethodDelete, pattern_SignIn_DeleteSignInSession_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		var stream runtime.ServerTransportStream
+		ctx = grpc.NewContextWithServerTransportStream(ctx, &stream)
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateIncomingContext(ctx, mux, req, "/spool.v1.SignIn/DeleteSignInSession", runtime.WithHTTPPathPattern("/api/signin/session"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := local_request_SignIn_DeleteSignInSession_0(annotatedContext, inboundMarshaler, server, req, pathParams)
+		md.HeaderMD, md.TrailerMD = metadata.Join(md.HeaderMD, stream.Header()), metadata.Join(md.TrailerMD, stream.Trailer())
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_SignIn_DeleteSignInSession_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+	})
 
 	return nil
 }
@@ -5034,17 +5116,55 @@ func RegisterSignInHandlerClient(ctx context.Context, mux *runtime.ServeMux, cli
 		}
 		forward_SignIn_ExchangeSignInCode_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
 	})
+	mux.Handle(http.MethodGet, pattern_SignIn_GetSignInSession_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/spool.v1.SignIn/GetSignInSession", runtime.WithHTTPPathPattern("/api/signin/session"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := request_SignIn_GetSignInSession_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_SignIn_GetSignInSession_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+	})
+	mux.Handle(http.MethodDelete, pattern_SignIn_DeleteSignInSession_0, func(w http.ResponseWriter, req *http.Request, pathParams map[string]string) {
+		ctx, cancel := context.WithCancel(req.Context())
+		defer cancel()
+		inboundMarshaler, outboundMarshaler := runtime.MarshalerForRequest(mux, req)
+		annotatedContext, err := runtime.AnnotateContext(ctx, mux, req, "/spool.v1.SignIn/DeleteSignInSession", runtime.WithHTTPPathPattern("/api/signin/session"))
+		if err != nil {
+			runtime.HTTPError(ctx, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		resp, md, err := request_SignIn_DeleteSignInSession_0(annotatedContext, inboundMarshaler, client, req, pathParams)
+		annotatedContext = runtime.NewServerMetadataContext(annotatedContext, md)
+		if err != nil {
+			runtime.HTTPError(annotatedContext, mux, outboundMarshaler, w, req, err)
+			return
+		}
+		forward_SignIn_DeleteSignInSession_0(annotatedContext, mux, outboundMarshaler, w, req, resp, mux.GetForwardResponseOptions()...)
+	})
 	return nil
 }
 
 var (
-	pattern_SignIn_CreateSignInCode_0   = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"api", "signin", "codes"}, ""))
-	pattern_SignIn_ExchangeSignInCode_0 = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"api", "signin", "sessions"}, ""))
+	pattern_SignIn_CreateSignInCode_0    = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"api", "signin", "codes"}, ""))
+	pattern_SignIn_ExchangeSignInCode_0  = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"api", "signin", "sessions"}, ""))
+	pattern_SignIn_GetSignInSession_0    = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"api", "signin", "session"}, ""))
+	pattern_SignIn_DeleteSignInSession_0 = runtime.MustPattern(runtime.NewPattern(1, []int{2, 0, 2, 1, 2, 2}, []string{"api", "signin", "session"}, ""))
 )
 
 var (
-	forward_SignIn_CreateSignInCode_0   = runtime.ForwardResponseMessage
-	forward_SignIn_ExchangeSignInCode_0 = runtime.ForwardResponseMessage
+	forward_SignIn_CreateSignInCode_0    = runtime.ForwardResponseMessage
+	forward_SignIn_ExchangeSignInCode_0  = runtime.ForwardResponseMessage
+	forward_SignIn_GetSignInSession_0    = runtime.ForwardResponseMessage
+	forward_SignIn_DeleteSignInSession_0 = runtime.ForwardResponseMessage
 )
 
 // RegisterLimitsHandlerFromEndpoint is same as RegisterLimitsHandler but

@@ -1926,8 +1926,10 @@ var Keys_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	SignIn_CreateSignInCode_FullMethodName   = "/spool.v1.SignIn/CreateSignInCode"
-	SignIn_ExchangeSignInCode_FullMethodName = "/spool.v1.SignIn/ExchangeSignInCode"
+	SignIn_CreateSignInCode_FullMethodName    = "/spool.v1.SignIn/CreateSignInCode"
+	SignIn_ExchangeSignInCode_FullMethodName  = "/spool.v1.SignIn/ExchangeSignInCode"
+	SignIn_GetSignInSession_FullMethodName    = "/spool.v1.SignIn/GetSignInSession"
+	SignIn_DeleteSignInSession_FullMethodName = "/spool.v1.SignIn/DeleteSignInSession"
 )
 
 // SignInClient is the client API for SignIn service.
@@ -1935,14 +1937,21 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Sign-in of a browser, or of another program that must not hold an API key: the holder of a key creates a code, and
-// whoever receives the code exchanges it for a session credential.
+// whoever receives the code exchanges it for a session credential, or, over REST, for a session cookie.
 type SignInClient interface {
 	// Creates a code, which can be exchanged once and within 60 seconds. The session credential has the rights of the
 	// caller's key, and is refused when the key is. A session credential cannot create codes.
 	CreateSignInCode(ctx context.Context, in *CreateSignInCodeRequest, opts ...grpc.CallOption) (*CreateSignInCodeResponse, error)
-	// Exchanges a code for a session credential. This call needs no key: the code proves the caller. The header
-	// Authorization is ignored. A code that was exchanged, has expired or never existed is refused with UNAUTHENTICATED.
+	// Exchanges a code or an API key for a session credential or a session cookie. The code or the key in the body proves
+	// the caller. Without both, the API key in the header Authorization does; otherwise the header is ignored. A code that
+	// was exchanged, has expired or never existed is refused with UNAUTHENTICATED. An address with too many refused
+	// sign-ins is refused with RATE_LIMITED.
 	ExchangeSignInCode(ctx context.Context, in *ExchangeSignInCodeRequest, opts ...grpc.CallOption) (*ExchangeSignInCodeResponse, error)
+	// Returns who is signed in: the caller's tenant, role and key, and the CSRF token of its session cookie.
+	GetSignInSession(ctx context.Context, in *GetSignInSessionRequest, opts ...grpc.CallOption) (*SignInSession, error)
+	// Ends the caller's session, and the streams that it opened. INVALID_REQUEST for a caller with an API key, which has
+	// no session.
+	DeleteSignInSession(ctx context.Context, in *DeleteSignInSessionRequest, opts ...grpc.CallOption) (*DeleteSignInSessionResponse, error)
 }
 
 type signInClient struct {
@@ -1973,19 +1982,46 @@ func (c *signInClient) ExchangeSignInCode(ctx context.Context, in *ExchangeSignI
 	return out, nil
 }
 
+func (c *signInClient) GetSignInSession(ctx context.Context, in *GetSignInSessionRequest, opts ...grpc.CallOption) (*SignInSession, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SignInSession)
+	err := c.cc.Invoke(ctx, SignIn_GetSignInSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *signInClient) DeleteSignInSession(ctx context.Context, in *DeleteSignInSessionRequest, opts ...grpc.CallOption) (*DeleteSignInSessionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteSignInSessionResponse)
+	err := c.cc.Invoke(ctx, SignIn_DeleteSignInSession_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // SignInServer is the server API for SignIn service.
 // All implementations must embed UnimplementedSignInServer
 // for forward compatibility.
 //
 // Sign-in of a browser, or of another program that must not hold an API key: the holder of a key creates a code, and
-// whoever receives the code exchanges it for a session credential.
+// whoever receives the code exchanges it for a session credential, or, over REST, for a session cookie.
 type SignInServer interface {
 	// Creates a code, which can be exchanged once and within 60 seconds. The session credential has the rights of the
 	// caller's key, and is refused when the key is. A session credential cannot create codes.
 	CreateSignInCode(context.Context, *CreateSignInCodeRequest) (*CreateSignInCodeResponse, error)
-	// Exchanges a code for a session credential. This call needs no key: the code proves the caller. The header
-	// Authorization is ignored. A code that was exchanged, has expired or never existed is refused with UNAUTHENTICATED.
+	// Exchanges a code or an API key for a session credential or a session cookie. The code or the key in the body proves
+	// the caller. Without both, the API key in the header Authorization does; otherwise the header is ignored. A code that
+	// was exchanged, has expired or never existed is refused with UNAUTHENTICATED. An address with too many refused
+	// sign-ins is refused with RATE_LIMITED.
 	ExchangeSignInCode(context.Context, *ExchangeSignInCodeRequest) (*ExchangeSignInCodeResponse, error)
+	// Returns who is signed in: the caller's tenant, role and key, and the CSRF token of its session cookie.
+	GetSignInSession(context.Context, *GetSignInSessionRequest) (*SignInSession, error)
+	// Ends the caller's session, and the streams that it opened. INVALID_REQUEST for a caller with an API key, which has
+	// no session.
+	DeleteSignInSession(context.Context, *DeleteSignInSessionRequest) (*DeleteSignInSessionResponse, error)
 	mustEmbedUnimplementedSignInServer()
 }
 
@@ -2001,6 +2037,12 @@ func (UnimplementedSignInServer) CreateSignInCode(context.Context, *CreateSignIn
 }
 func (UnimplementedSignInServer) ExchangeSignInCode(context.Context, *ExchangeSignInCodeRequest) (*ExchangeSignInCodeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ExchangeSignInCode not implemented")
+}
+func (UnimplementedSignInServer) GetSignInSession(context.Context, *GetSignInSessionRequest) (*SignInSession, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetSignInSession not implemented")
+}
+func (UnimplementedSignInServer) DeleteSignInSession(context.Context, *DeleteSignInSessionRequest) (*DeleteSignInSessionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteSignInSession not implemented")
 }
 func (UnimplementedSignInServer) mustEmbedUnimplementedSignInServer() {}
 func (UnimplementedSignInServer) testEmbeddedByValue()                {}
@@ -2059,6 +2101,42 @@ func _SignIn_ExchangeSignInCode_Handler(srv interface{}, ctx context.Context, de
 	return interceptor(ctx, in, info, handler)
 }
 
+func _SignIn_GetSignInSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetSignInSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SignInServer).GetSignInSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SignIn_GetSignInSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SignInServer).GetSignInSession(ctx, req.(*GetSignInSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _SignIn_DeleteSignInSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteSignInSessionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(SignInServer).DeleteSignInSession(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: SignIn_DeleteSignInSession_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(SignInServer).DeleteSignInSession(ctx, req.(*DeleteSignInSessionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // SignIn_ServiceDesc is the grpc.ServiceDesc for SignIn service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2073,6 +2151,14 @@ var SignIn_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ExchangeSignInCode",
 			Handler:    _SignIn_ExchangeSignInCode_Handler,
+		},
+		{
+			MethodName: "GetSignInSession",
+			Handler:    _SignIn_GetSignInSession_Handler,
+		},
+		{
+			MethodName: "DeleteSignInSession",
+			Handler:    _SignIn_DeleteSignInSession_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

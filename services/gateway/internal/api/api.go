@@ -66,6 +66,8 @@ type Server struct {
 	Auth    *auth.Authenticator
 	SignIn  *signin.Store
 
+	Failures *signin.Failures
+
 	Admission *admission.Admission
 
 	// AwaitBudget blocks until the services that enforce a tenant's budget have received it.

@@ -56,6 +56,7 @@ var requiredAccess = map[string]access{
 	"Keys/CreateKey": adminAccess(), "Keys/ListKeys": adminAccess(), "Keys/RevokeKey": adminAccess(),
 
 	"SignIn/CreateSignInCode": useAccess(), "SignIn/ExchangeSignInCode": publicAccess(),
+	"SignIn/GetSignInSession": useAccess(), "SignIn/DeleteSignInSession": useAccess(),
 
 	// The methods that change something also require the root key, which their handlers check.
 	"Budgets/ListBudgets": forWholeTenant(operateAccess()), "Budgets/SetBudget": forWholeTenant(adminAccess()), "Budgets/RemoveBudget": forWholeTenant(adminAccess()),

@@ -33,8 +33,10 @@ type Principal struct {
 	Role   events.KeyRole // role of the API key
 	Agents []string       // slugs of the only agents that the API key may use; empty means all
 
-	// SessionEnd is when the caller's session credential expires; zero for a caller with another credential.
+	// SessionEnd is when the caller's session ends at the latest; zero for a caller without a session.
 	SessionEnd time.Time
+	// SessionHash is the hash of the caller's session credential or cookie; "" for a caller without a session.
+	SessionHash string
 
 	User    string // end user of the application, as stated in the request; "" for none
 	Address string // IP address of the client
@@ -66,12 +68,15 @@ type Grant struct {
 	Agents []string       `json:"agents,omitempty"`
 	// LocalKey is the SHA-256 of the local key at the time of the grant, if KeyID is "".
 	LocalKey string    `json:"localKey,omitempty"`
-	Expires  time.Time `json:"expires,omitzero"` // of a session credential
+	Expires  time.Time `json:"expires,omitzero"` // when the session ends unless it is renewed
+	// Until is when a session cookie ends at the latest. It is zero for a session credential, which is not renewed.
+	Until time.Time `json:"until,omitzero"`
 }
 
-// SessionStore reads session credentials.
+// SessionStore reads sessions.
 type SessionStore interface {
-	// Session returns the grant of the session credential with a hash; ok is false if there is none.
+	// Session returns the grant of the session credential or cookie with a hash, and renews a cookie's session. ok is
+	// false if there is none, or it has expired.
 	Session(ctx context.Context, hash string) (g Grant, ok bool, err error)
 }
 
@@ -136,11 +141,22 @@ func (a *Authenticator) Authenticate(ctx context.Context, header string) (Princi
 	return Principal{Tenant: found.Tenant, KeyID: found.ID, Role: found.Role, Agents: found.Agents}, nil
 }
 
-// GrantOf returns what a code that the principal creates grants. It returns FORBIDDEN for a session credential, whose
-// rights could otherwise outlive it.
+// AuthenticateCookie returns the principal for the value of a session cookie.
+func (a *Authenticator) AuthenticateCookie(ctx context.Context, value string) (Principal, error) {
+	if !IsWellFormedToken(CookiePrefix, value) {
+		return Principal{}, problem.New(problem.Unauthenticated, "Cookie", "the session cookie is malformed; sign in again")
+	}
+	return a.authenticateSession(ctx, HashKey(value))
+}
+
+// RequiresKey reports whether requests without a key or a session are refused.
+func (a *Authenticator) RequiresKey() bool { return a.cfg.Required }
+
+// GrantOf returns what a code that the principal creates, or a session that it begins, grants. It returns FORBIDDEN for a
+// principal with a session, whose rights could otherwise outlive it.
 func (a *Authenticator) GrantOf(p Principal) (Grant, error) {
 	if !p.SessionEnd.IsZero() {
-		return Grant{}, problem.New(problem.Forbidden, "Authorization", "a session credential cannot create codes; use an API key")
+		return Grant{}, problem.New(problem.Forbidden, "Authorization", "a session cannot create codes or other sessions; use an API key")
 	}
 	g := Grant{Tenant: p.Tenant, KeyID: p.KeyID, Admin: p.Admin, Role: p.Role, Agents: p.Agents}
 	if p.KeyID == "" {
@@ -149,20 +165,24 @@ func (a *Authenticator) GrantOf(p Principal) (Grant, error) {
 	return g, nil
 }
 
-// authenticateSession returns the principal of the session credential with a hash. The key that created its code must
-// still be accepted.
+// authenticateSession returns the principal of the session credential or cookie with a hash. The key with which the
+// sign-in began must still be accepted.
 func (a *Authenticator) authenticateSession(ctx context.Context, hash string) (Principal, error) {
 	g, ok, err := a.cfg.Sessions.Session(ctx, hash)
 	switch {
 	case err != nil:
 		return Principal{}, err
-	case !ok || !a.cfg.Now().Before(g.Expires):
-		return Principal{}, unauthenticatedProblem("the session credential is not valid or has expired; sign in again")
+	case !ok:
+		return Principal{}, unauthenticatedProblem("the session is not valid or has ended; sign in again")
 	}
 	if err := a.CheckGrant(ctx, g); err != nil {
 		return Principal{}, err
 	}
-	return Principal{Tenant: g.Tenant, KeyID: g.KeyID, Admin: g.Admin, Role: g.Role, Agents: g.Agents, SessionEnd: g.Expires}, nil
+	end := g.Expires
+	if !g.Until.IsZero() {
+		end = g.Until
+	}
+	return Principal{Tenant: g.Tenant, KeyID: g.KeyID, Admin: g.Admin, Role: g.Role, Agents: g.Agents, SessionEnd: end, SessionHash: hash}, nil
 }
 
 // CheckGrant returns UNAUTHENTICATED if the key from which a grant comes is no longer accepted.

@@ -80,6 +80,17 @@ func (p TrustedProxies) ClientIP(peer string, forwarded []string) string {
 	return client.String()
 }
 
+// IsHTTPS reports whether the client of a request uses TLS, as a trusted proxy states in X-Forwarded-Proto. peer is the
+// address of the TCP peer, host:port, and proto the values of the header.
+func (p TrustedProxies) IsHTTPS(peer string, proto []string) bool {
+	from, err := netip.ParseAddrPort(peer)
+	if err != nil || !p.Any && !p.contains(withoutZone(from.Addr())) {
+		return false
+	}
+	hops := strings.Split(strings.Join(proto, ","), ",")
+	return strings.EqualFold(strings.TrimSpace(hops[len(hops)-1]), "https")
+}
+
 // contains reports whether an address is that of a trusted proxy.
 func (p TrustedProxies) contains(a netip.Addr) bool {
 	return slices.ContainsFunc(p.Networks, func(n netip.Prefix) bool { return n.Contains(a) })

@@ -4,6 +4,7 @@
 package auth
 
 import (
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -18,6 +19,7 @@ const (
 	KeyPrefix        = "spool_sk_"
 	CodePrefix       = "spool_sc_" // of codes that can be exchanged for a session credential
 	SessionPrefix    = "spool_ss_" // of session credentials
+	CookiePrefix     = "spool_sb_" // of values of session cookies, which are not accepted as session credentials
 	keyRandomLen     = 32
 	keyChecksumLen   = 6
 	displayPrefixLen = len(KeyPrefix) + 4
@@ -51,6 +53,14 @@ func IsWellFormedKey(key string) bool { return IsWellFormedToken(KeyPrefix, key)
 func IsWellFormedToken(prefix, token string) bool {
 	end := len(prefix) + keyRandomLen
 	return len(token) == end+keyChecksumLen && strings.HasPrefix(token, prefix) && keyChecksum(token[:end]) == token[end:]
+}
+
+// CSRFToken returns the CSRF token of a session cookie: an HMAC whose key is the value of the cookie, so that it need not
+// be stored and reveals nothing about the value or its stored hash.
+func CSRFToken(cookie string) string {
+	h := hmac.New(sha256.New, []byte(cookie))
+	h.Write([]byte("spool csrf token"))
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // HashKey returns the stored form of a key: its SHA-256 in hex.

@@ -3,6 +3,8 @@ package auth
 import (
 	"context"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,54 +15,76 @@ import (
 // keyCheckInterval is the interval at which the keys of open streams are checked.
 const keyCheckInterval = time.Second
 
-// KeyWatch ends streams whose API key is no longer accepted. Use NewKeyWatch to create one.
+// KeyWatch ends streams whose API key is no longer accepted, or whose session has ended. Use NewKeyWatch to create one.
 type KeyWatch struct {
-	keys   KeyStore
-	logger *slog.Logger
+	keys     KeyStore
+	sessions SessionStore
+	logger   *slog.Logger
 
-	mu      sync.Mutex
-	streams map[string]map[*watchedStream]struct{} // by key id
+	mu         sync.Mutex
+	ofKeys     streamSet // by key id
+	ofSessions streamSet // by hash of the session
+}
+
+// streamSet holds open streams by what ends them.
+type streamSet map[string]map[*watchedStream]struct{}
+
+func (s streamSet) add(id string, w *watchedStream) {
+	if id == "" {
+		return
+	}
+	if s[id] == nil {
+		s[id] = map[*watchedStream]struct{}{}
+	}
+	s[id][w] = struct{}{}
+}
+
+func (s streamSet) remove(id string, w *watchedStream) {
+	delete(s[id], w)
+	if len(s[id]) == 0 {
+		delete(s, id)
+	}
+}
+
+// cancel ends the streams with an id, with the cause UNAUTHENTICATED.
+func (s streamSet) cancel(id, detail string) {
+	for w := range s[id] {
+		w.cancel(problem.New(problem.Unauthenticated, "Authorization", detail))
+	}
 }
 
 // watchedStream is an open stream that KeyWatch can end.
 type watchedStream struct{ cancel context.CancelCauseFunc }
 
 // NewKeyWatch returns a KeyWatch. Its Run must be called.
-func NewKeyWatch(keys KeyStore, logger *slog.Logger) *KeyWatch {
-	return &KeyWatch{keys: keys, logger: logger, streams: map[string]map[*watchedStream]struct{}{}}
+func NewKeyWatch(keys KeyStore, sessions SessionStore, logger *slog.Logger) *KeyWatch {
+	return &KeyWatch{keys: keys, sessions: sessions, logger: logger, ofKeys: streamSet{}, ofSessions: streamSet{}}
 }
 
 // AddStream returns a context for a stream that is cancelled with the cause UNAUTHENTICATED when the principal's API
-// key, or a key that it descends from, is revoked or expires, or when its session credential expires. release must be called when the stream ends.
+// key, or a key that it descends from, is revoked or expires, or when its session ends. release must be called when the stream ends.
 func (w *KeyWatch) AddStream(ctx context.Context, p Principal) (_ context.Context, release func()) {
 	endSession := func() {}
 	if !p.SessionEnd.IsZero() {
-		ctx, endSession = context.WithDeadlineCause(ctx, p.SessionEnd, problem.New(problem.Unauthenticated, "Authorization", "the session credential has expired"))
+		ctx, endSession = context.WithDeadlineCause(ctx, p.SessionEnd, problem.New(problem.Unauthenticated, "Authorization", "the session has expired"))
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	cancel := func(cause error) { stop(cause); endSession() }
-	if p.KeyID == "" { // without a key nothing can be revoked
-		return ctx, func() { cancel(nil) }
-	}
 	s := &watchedStream{cancel}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.streams[p.KeyID] == nil {
-		w.streams[p.KeyID] = map[*watchedStream]struct{}{}
-	}
-	w.streams[p.KeyID][s] = struct{}{}
+	w.ofKeys.add(p.KeyID, s)
+	w.ofSessions.add(p.SessionHash, s)
 	return ctx, func() {
 		cancel(nil)
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		delete(w.streams[p.KeyID], s)
-		if len(w.streams[p.KeyID]) == 0 {
-			delete(w.streams, p.KeyID)
-		}
+		w.ofKeys.remove(p.KeyID, s)
+		w.ofSessions.remove(p.SessionHash, s)
 	}
 }
 
-// Run checks the keys of open streams once a second, until ctx ends.
+// Run checks the keys and sessions of open streams once a second, until ctx ends.
 func (w *KeyWatch) Run(ctx context.Context) {
 	tick := time.NewTicker(keyCheckInterval)
 	defer tick.Stop()
@@ -70,6 +94,7 @@ func (w *KeyWatch) Run(ctx context.Context) {
 			return
 		case <-tick.C:
 			w.checkKeys(ctx)
+			w.checkSessions(ctx)
 		}
 	}
 }
@@ -77,10 +102,7 @@ func (w *KeyWatch) Run(ctx context.Context) {
 // checkKeys ends the streams whose API key is no longer accepted.
 func (w *KeyWatch) checkKeys(ctx context.Context) {
 	w.mu.Lock()
-	ids := make([]string, 0, len(w.streams))
-	for id := range w.streams {
-		ids = append(ids, id)
-	}
+	ids := slices.Collect(maps.Keys(w.ofKeys))
 	w.mu.Unlock()
 	if len(ids) == 0 {
 		return
@@ -102,8 +124,26 @@ func (w *KeyWatch) checkKeys(ctx context.Context) {
 		if why == reads.KeyExpired {
 			detail = "the API key has expired"
 		}
-		for s := range w.streams[id] {
-			s.cancel(problem.New(problem.Unauthenticated, "Authorization", detail))
+		w.ofKeys.cancel(id, detail)
+	}
+}
+
+// checkSessions ends the streams whose session has ended, on this gateway or on another one. An open stream counts as a
+// request: it renews the session.
+func (w *KeyWatch) checkSessions(ctx context.Context) {
+	w.mu.Lock()
+	hashes := slices.Collect(maps.Keys(w.ofSessions))
+	w.mu.Unlock()
+	for _, hash := range hashes {
+		_, ok, err := w.sessions.Session(ctx, hash)
+		if err != nil {
+			w.logger.Warn("check sessions of open streams", "error", err)
+			return
+		}
+		if !ok {
+			w.mu.Lock()
+			w.ofSessions.cancel(hash, "the session has ended")
+			w.mu.Unlock()
 		}
 	}
 }

@@ -38,6 +38,22 @@ func (g Policy) Check(r *http.Request) error {
 	return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use this server; add a trusted origin to allowed-origins", truncate.Text(origin, 100)))
 }
 
+// CheckCookie returns an error for a request with a session cookie unless it comes from a page of the server's own origin
+// or of an origin that is allowed by name, or from no page. "*" allows nobody to use a cookie.
+func (g Policy) CheckCookie(r *http.Request) error {
+	origin, site := r.Header.Get("Origin"), r.Header.Get("Sec-Fetch-Site")
+	if origin != "" && g.isNamed(origin) {
+		return nil
+	}
+	if origin != "" && !isSameOrigin(origin, r.Host) {
+		return problem.New(problem.OriginRefused, "Origin", fmt.Sprintf("a page of %+q may not use a session cookie of this server; add a trusted origin to allowed-origins by name", truncate.Text(origin, 100)))
+	}
+	if site != "" && site != "same-origin" && site != "none" {
+		return problem.New(problem.OriginRefused, "Sec-Fetch-Site", "a page of another origin may not use a session cookie of this server")
+	}
+	return nil
+}
+
 // SetHeaders adds the CORS headers for an allowed origin, and reports whether the request is a preflight.
 func (g Policy) SetHeaders(w http.ResponseWriter, r *http.Request) (preflight bool) {
 	origin := r.Header.Get("Origin")
@@ -47,19 +63,27 @@ func (g Policy) SetHeaders(w http.ResponseWriter, r *http.Request) (preflight bo
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Add("Vary", "Origin")
+	if g.isNamed(origin) {
+		h.Set("Access-Control-Allow-Credentials", "true") // for session cookies
+	}
 	h.Set("Access-Control-Expose-Headers", "Retry-After, ETag, Content-Disposition, Content-Range")
 	if r.Method != http.MethodOptions || r.Header.Get("Access-Control-Request-Method") == "" {
 		return false
 	}
 	h.Set("Access-Control-Allow-Methods", "GET, HEAD, POST, PUT, PATCH, DELETE")
-	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Spool-User, Last-Event-ID, Range, If-None-Match")
+	h.Set("Access-Control-Allow-Headers", "Authorization, Content-Type, Idempotency-Key, Spool-User, X-CSRF-Token, Last-Event-ID, Range, If-None-Match")
 	h.Set("Access-Control-Max-Age", "600")
 	return true
 }
 
 // isAllowed reports whether the policy allows an origin.
 func (g Policy) isAllowed(origin string) bool {
-	return slices.Contains(g.Origins, "*") || slices.Contains(g.Origins, strings.ToLower(origin))
+	return slices.Contains(g.Origins, "*") || g.isNamed(origin)
+}
+
+// isNamed reports whether the policy allows an origin by its name.
+func (g Policy) isNamed(origin string) bool {
+	return slices.Contains(g.Origins, strings.ToLower(origin))
 }
 
 // ValidateOrigin returns an error unless s can be an element of Policy.Origins.

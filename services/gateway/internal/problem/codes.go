@@ -17,6 +17,7 @@ const (
 	Unauthenticated     Code = "UNAUTHENTICATED"
 	Forbidden           Code = "FORBIDDEN"
 	OriginRefused       Code = "ORIGIN_REFUSED"
+	CSRFRefused         Code = "CSRF_REFUSED"
 	NotFound            Code = "NOT_FOUND"
 	SessionNotFound     Code = "SESSION_NOT_FOUND"
 	ExecutionNotFound   Code = "EXECUTION_NOT_FOUND"
@@ -103,9 +104,10 @@ type CodeEntry struct {
 func AllCodes() []CodeEntry {
 	return []CodeEntry{
 		{InvalidRequest, http.StatusBadRequest, codes.InvalidArgument, "The request is not valid", "`field` names the invalid field and `detail` the reason. Correct the request; repeating it fails again.", ""},
-		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in the header `Authorization: Bearer spool_sk_…`. Requests without a key, or with a wrong, revoked or expired key, are refused. `spool keys local` prints the key of `spool up`. A key is revoked with the key that made it. A session credential is refused after 8 hours, and with the key from which it comes; a code (`field` is `code`) after 60 seconds or one exchange. A stream ends with this code when its key is revoked or expires.", ""},
+		{Unauthenticated, http.StatusUnauthorized, codes.Unauthenticated, "No valid API key", "Send a valid key in the header `Authorization: Bearer spool_sk_…`. Requests without a key, or with a wrong, revoked or expired key, are refused. `spool keys local` prints the key of `spool up`. A key is revoked with the key that made it. A session credential is refused after 8 hours, a session cookie after 8 hours without a request or at the end of its lifetime, and both with the key from which they come; a code (`field` is `code`) after 60 seconds or one exchange. A stream ends with this code when its key is revoked or expires, or its session ends.", ""},
 		{Forbidden, http.StatusForbidden, codes.PermissionDenied, "Not allowed", "The key is valid but not allowed to do this: `detail` names the required role, or the agents that the key is limited to. For a file with `live=1`: the mode of the file, or of a folder above it, does not let the sandbox's user read it.", ""},
 		{OriginRefused, http.StatusForbidden, codes.PermissionDenied, "Foreign origin", "The request came from a web page of another origin, or to a host name that is not the server's. Add a trusted origin to `--allowed-origins`.", ""},
+		{CSRFRefused, http.StatusForbidden, codes.PermissionDenied, "CSRF token missing or wrong", "The request has a session cookie and changes something, and its header `X-CSRF-Token` is not the CSRF token of that session. `GET /api/signin/session` answers with the token.", "X-CSRF-Token"},
 		{NotFound, http.StatusNotFound, codes.NotFound, "No such route", "The API has no such path; /api/openapi.json lists all paths.", ""},
 		{SessionNotFound, http.StatusNotFound, codes.NotFound, "No such session", "The session does not exist, was deleted, or belongs to another tenant; the answer is the same in all cases.", "sessionId"},
 		{ExecutionNotFound, http.StatusNotFound, codes.NotFound, "No such execution", "Like SESSION_NOT_FOUND, for an execution.", "executionId"},

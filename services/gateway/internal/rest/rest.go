@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
@@ -19,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/cors"
 	"github.com/spoolhq/spool/services/gateway/internal/metrics"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/signin"
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 )
@@ -32,8 +32,12 @@ type Config struct {
 	Socket  *socket.Handler
 	SSE     *sse.Handler
 	Metrics *metrics.Metrics
-	Ready   func(context.Context) map[string]error // dependencies by name, with an error for each that is not available
-	Logger  *slog.Logger
+	// Failures limits refused keys in first messages of WebSockets.
+	Failures *signin.Failures
+	// PathPrefix is the path below which a proxy serves the gateway, such as /spool; "" for none.
+	PathPrefix string
+	Ready      func(context.Context) map[string]error // dependencies by name, with an error for each that is not available
+	Logger     *slog.Logger
 
 	Admission  *admission.Admission
 	MaxRequest int64 // largest body with files, in bytes
@@ -48,6 +52,7 @@ type Handler struct {
 	cfg     Config
 	api     http.Handler
 	metrics http.Handler
+	openAPI []byte
 }
 
 // New returns a Handler.
@@ -58,13 +63,15 @@ func New(cfg Config) (*Handler, error) {
 		return nil, fmt.Errorf("routes of spool.v1: %w", err)
 	}
 	h.api = mux
-	return h, nil
+	h.openAPI, err = openAPIDocument(cfg.PathPrefix)
+	return h, err
 }
 
 // ServeHTTP answers a request, counts it, and converts a panic to INTERNAL.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.cfg.Metrics.BeginRequest()()
 	began := time.Now()
+	r = h.withoutPrefix(r)
 	out := &statusRecorder{ResponseWriter: w, route: "none"}
 	defer func() {
 		if v := recover(); v != nil {
@@ -125,7 +132,7 @@ func (h *Handler) plainRoute(path string) http.HandlerFunc {
 	case metricsPath:
 		return h.metrics.ServeHTTP
 	case "/api/openapi.json":
-		return serveOpenAPI
+		return h.serveOpenAPI
 	}
 	return nil
 }
@@ -135,6 +142,7 @@ const (
 	socketPath   = "/api/ws"
 	changesPath  = "/api/sessions/stream"
 	signInPath   = "/api/signin/sessions" // the only route of spool.v1 that needs no key
+	signInPrefix = "/api/signin/"
 	streamPrefix = "/api/sessions/"
 	streamSuffix = "/events/stream"
 )
@@ -165,7 +173,10 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 		serve(w, r)
 		return nil
 	}
-	ctx, tenant, err := h.authenticate(r)
+	if r.URL.Path == socketPath && r.Method == http.MethodGet && r.URL.Query().Has("auth") {
+		return h.serveSocketWithFirstMessage(w, r)
+	}
+	ctx, tenant, err := h.authenticate(w, r)
 	if err != nil {
 		return err
 	}
@@ -192,27 +203,77 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 	return nil
 }
 
-// authenticate checks the key and the rate of a request. It returns the context that carries the caller, and the tenant
-// against whose limits the request counts.
-func (h *Handler) authenticate(r *http.Request) (ctx context.Context, tenant string, err error) {
-	if r.Method == http.MethodPost && r.URL.Path == signInPath {
-		return r.Context(), auth.NoTenant, h.cfg.Admission.CheckRate(auth.NoTenant)
+// authenticate checks the key or the session of a request, and its rate. It returns the context that carries the caller,
+// and the tenant against whose limits the request counts.
+func (h *Handler) authenticate(w http.ResponseWriter, r *http.Request) (ctx context.Context, tenant string, err error) {
+	ctx = r.Context()
+	if strings.HasPrefix(r.URL.Path, signInPrefix) {
+		ctx = signin.WithClient(ctx, h.signInClient(w, r))
 	}
-	p, err := h.cfg.Auth.Authenticate(r.Context(), r.Header.Get("Authorization"))
+	if r.Method == http.MethodPost && r.URL.Path == signInPath {
+		return ctx, auth.NoTenant, h.cfg.Admission.CheckRate(auth.NoTenant)
+	}
+	p, err := h.authenticateCaller(w, r)
 	if err != nil {
 		return nil, "", err
 	}
 	if p.User, err = auth.ParseUser(auth.HeaderUser, r.Header.Values(auth.HeaderUser)); err != nil {
 		return nil, "", err
 	}
-	p.Address = h.cfg.Proxies.ClientIP(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
-	if ctx, err = auth.With(r.Context(), p, isManagementRoute(r.URL.Path)); err != nil {
+	p.Address = h.clientIP(r)
+	if ctx, err = auth.With(ctx, p, isManagementRoute(r.URL.Path)); err != nil {
 		return nil, "", err
 	}
 	if !p.Admin || !isManagementRoute(r.URL.Path) { // rate limits of a tenant must not lock out the operator
 		err = h.cfg.Admission.CheckRate(p.Tenant)
 	}
 	return ctx, p.Tenant, err
+}
+
+// clientIP returns the IP address of a request's client.
+func (h *Handler) clientIP(r *http.Request) string {
+	return h.cfg.Proxies.ClientIP(r.RemoteAddr, r.Header.Values("X-Forwarded-For"))
+}
+
+// serveSocketWithFirstMessage serves a WebSocket whose first message has the key.
+func (h *Handler) serveSocketWithFirstMessage(w *statusRecorder, r *http.Request) error {
+	w.route = socketPath
+	if q := r.URL.Query()["auth"]; len(q) != 1 || q[0] != "message" {
+		return problem.Invalid("auth", "must be message, once, or left out")
+	}
+	if err := h.cfg.Admission.CheckRate(auth.NoTenant); err != nil {
+		return err
+	}
+	address := h.clientIP(r)
+	return h.cfg.Socket.ServeUnauthenticated(w, r, func(ctx context.Context, key string) (auth.Principal, error) {
+		return h.authenticateMessage(ctx, key, address)
+	})
+}
+
+// authenticateMessage returns the principal of a WebSocket whose first message has a key or a session credential. It limits
+// the refused ones of an address.
+func (h *Handler) authenticateMessage(ctx context.Context, key, address string) (auth.Principal, error) {
+	end, err := h.cfg.Failures.Begin(address)
+	if err != nil {
+		return auth.Principal{}, err
+	}
+	p, err := h.cfg.Auth.Authenticate(ctx, "Bearer "+key)
+	refused := err != nil && problem.From(err).Code == problem.Unauthenticated
+	end(refused)
+	if refused {
+		h.cfg.Metrics.CountUnauthenticated()
+	}
+	if err != nil {
+		return p, err
+	}
+	p.Address = address
+	if ctx, err = auth.With(ctx, p, false); err != nil {
+		return p, err
+	}
+	if err = auth.CheckAllowed(ctx, http.MethodGet+" "+socketPath); err != nil {
+		return p, err
+	}
+	return p, h.cfg.Admission.CheckRate(p.Tenant)
 }
 
 // admissionOf returns the admission.Request that holds the bytes of an HTTP request. Every request that is served has
@@ -320,9 +381,9 @@ func routeNotFound(r *http.Request) error {
 }
 
 // serveOpenAPI serves the OpenAPI document.
-func serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
+func (h *Handler) serveOpenAPI(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	_, _ = w.Write(spoolv1.OpenAPI) // the client may be gone
+	_, _ = w.Write(h.openAPI) // the client may be gone
 }
 
 // statusRecorder is a ResponseWriter that records the status of the response. Unwrap lets http.ResponseController reach

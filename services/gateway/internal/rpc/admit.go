@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
+	"github.com/spoolhq/spool/services/gateway/internal/signin"
 )
 
 // interceptor authenticates and admits gRPC calls, and converts the errors of their handlers to statuses.
@@ -105,6 +106,8 @@ func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.C
 		return ctx, "", nil
 	}
 	if auth.IsPublic(method) {
+		md, _ := metadata.FromIncomingContext(ctx)
+		ctx = signin.WithClient(ctx, signin.Client{Address: i.clientIP(ctx, md)})
 		return ctx, auth.NoTenant, i.Admission.CheckRate(auth.NoTenant)
 	}
 	md, _ := metadata.FromIncomingContext(ctx)
@@ -115,9 +118,7 @@ func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.C
 	if p.User, err = endUser(md); err != nil {
 		return ctx, "", err
 	}
-	if from, ok := peer.FromContext(ctx); ok {
-		p.Address = i.Proxies.ClientIP(from.Addr.String(), md.Get("x-forwarded-for"))
-	}
+	p.Address = i.clientIP(ctx, md)
 	if !p.Admin || !isManagementMethod(method) { // rate limits of a tenant must not lock out the operator
 		if err := i.Admission.CheckRate(p.Tenant); err != nil {
 			return ctx, "", err
@@ -130,6 +131,15 @@ func (i *interceptor) admitCall(ctx context.Context, method string) (_ context.C
 		err = auth.CheckAllowed(ctx, method)
 	}
 	return ctx, p.Tenant, err
+}
+
+// clientIP returns the IP address of the client of a call, or "" if it is unknown.
+func (i *interceptor) clientIP(ctx context.Context, md metadata.MD) string {
+	from, ok := peer.FromContext(ctx)
+	if !ok {
+		return ""
+	}
+	return i.Proxies.ClientIP(from.Addr.String(), md.Get("x-forwarded-for"))
 }
 
 // interceptCall runs around every call, before a message of the call is read. handle receives the stream from which

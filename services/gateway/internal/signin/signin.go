@@ -1,5 +1,6 @@
-// Package signin stores the codes and the session credentials of sign-ins in NATS, so that all gateways share them: one
-// gateway may create a code, another one exchange it, and a third one serve the session. Only hashes are stored.
+// Package signin exchanges proofs of identity for sessions. It stores codes and sessions in NATS, so that all gateways
+// share them: one gateway may create a code, another one exchange it, and a third one serve the session. Only hashes are
+// stored.
 package signin
 
 import (
@@ -9,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -24,9 +26,15 @@ type Config struct {
 	JetStream jetstream.JetStream
 	Now       func() time.Time
 	Entropy   io.Reader
+	Logger    *slog.Logger
+	// CookieLifetime is how long a session with a cookie may last in all.
+	CookieLifetime time.Duration
 }
 
-// Store creates and reads codes and session credentials. It is safe for concurrent use.
+// renewAfter is how long a session with a cookie is used before it is renewed, so that few requests write to NATS.
+const renewAfter = topology.SignInSessionTTL / 8
+
+// Store creates and reads codes and sessions. It is safe for concurrent use.
 type Store struct {
 	cfg             Config
 	codes, sessions bucket
@@ -80,10 +88,77 @@ func (s *Store) CreateSession(ctx context.Context, g auth.Grant) (credential str
 	return credential, g.Expires, err
 }
 
-// Session returns the grant of the session credential with a hash; ok is false if there is none.
+// CreateCookie returns the value of a new session cookie for a grant, and when the session ends at the latest. The session
+// ends before that if it is not used for topology.SignInSessionTTL.
+func (s *Store) CreateCookie(ctx context.Context, g auth.Grant) (value string, until time.Time, err error) {
+	now := s.cfg.Now().UTC().Truncate(time.Millisecond)
+	g.Until = now.Add(s.cfg.CookieLifetime)
+	g.Expires = earlier(now.Add(topology.SignInSessionTTL), g.Until)
+	value, err = s.create(ctx, &s.sessions, auth.CookiePrefix, g)
+	return value, g.Until, err
+}
+
+// Session returns the grant of the session credential or cookie with a hash, and renews the session of a cookie. ok is
+// false if there is none, or it has expired.
 func (s *Store) Session(ctx context.Context, hash string) (g auth.Grant, ok bool, err error) {
-	r, _, ok, err := s.sessions.find(ctx, hash)
-	return r.Grant, ok, err
+	r, revision, ok, err := s.sessions.find(ctx, hash)
+	now := s.cfg.Now()
+	if err != nil || !ok || !now.Before(r.Grant.Expires) {
+		return g, false, err
+	}
+	// A session that cannot be renewed now still is valid, and the next request tries again.
+	if err := s.renew(ctx, r, revision, now); err != nil {
+		s.cfg.Logger.Warn("renew a session", "error", err)
+	}
+	return r.Grant, true, nil
+}
+
+// renew stores the session of a cookie with a later expiry if it was used for long enough.
+func (s *Store) renew(ctx context.Context, r record, revision uint64, now time.Time) error {
+	idle := now.Add(topology.SignInSessionTTL)
+	expires := earlier(idle, r.Grant.Until).UTC().Truncate(time.Millisecond)
+	if idle.Sub(r.Grant.Expires) < renewAfter || !expires.After(r.Grant.Expires) {
+		return nil
+	}
+	r.Grant.Expires = expires
+	raw, err := json.Marshal(r)
+	if err != nil {
+		return fmt.Errorf("encode a grant: %w", err)
+	}
+	kv, err := s.sessions.open(ctx)
+	if err != nil {
+		return err
+	}
+	// The expected revision keeps a renewal from restoring a session that was ended in the meantime.
+	if _, err = kv.Update(ctx, entryName(r.SHA256), raw, revision); isWrongRevision(err) {
+		return nil
+	}
+	return err
+}
+
+// EndSession removes the session of the session credential or cookie with a hash. Without such a session it has no effect.
+func (s *Store) EndSession(ctx context.Context, hash string) error {
+	for {
+		_, revision, ok, err := s.sessions.find(ctx, hash)
+		if err != nil || !ok {
+			return err
+		}
+		kv, err := s.sessions.open(ctx)
+		if err != nil {
+			return err
+		}
+		if err := kv.Delete(ctx, entryName(hash), jetstream.LastRevision(revision)); !isWrongRevision(err) {
+			return unavailable(err)
+		}
+	}
+}
+
+// earlier returns the earlier one of two times.
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // create stores a grant under the hash of a new token with a prefix, and returns the token.
@@ -163,7 +238,10 @@ func isWrongRevision(err error) bool {
 	return errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence
 }
 
-// unavailable returns the problem UNAVAILABLE for an error of NATS.
+// unavailable returns the problem UNAVAILABLE for an error of NATS, or nil for nil.
 func unavailable(err error) error {
+	if err == nil {
+		return nil
+	}
 	return problem.New(problem.Unavailable, "", "codes and session credentials cannot be read or stored: NATS does not respond; try again").WithCause(err)
 }

@@ -92,6 +92,17 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	return h.accept(w, r, p, nil)
+}
+
+// ServeUnauthenticated is like Serve for a client whose first message has its key. authenticate returns the principal of the
+// key.
+func (h *Handler) ServeUnauthenticated(w http.ResponseWriter, r *http.Request, authenticate func(ctx context.Context, key string) (auth.Principal, error)) error {
+	return h.accept(w, r, auth.Principal{Tenant: auth.NoTenant}, authenticate)
+}
+
+// accept upgrades the connection and starts to serve it. authenticate is nil if p is the principal.
+func (h *Handler) accept(w http.ResponseWriter, r *http.Request, p auth.Principal, authenticate func(context.Context, string) (auth.Principal, error)) error {
 	if r.Header.Get("Upgrade") == "" {
 		return problem.Invalid("Upgrade", "this route is a WebSocket: send Upgrade: websocket")
 	}
@@ -119,8 +130,17 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request) error {
 	h.conns[c] = struct{}{}
 	// The request's own goroutine would keep the request and its buffers in memory, so the connection gets a new one.
 	h.work.Go(func() {
-		defer end()
-		c.serve(p)
+		defer func() { end() }()
+		defer h.removeConn(c)
+		if authenticate != nil {
+			endStream, ok := c.authenticate(authenticate)
+			if !ok {
+				return
+			}
+			end()
+			end = endStream
+		}
+		c.serve()
 	})
 	return nil
 }
@@ -150,10 +170,9 @@ type conn struct {
 var errConnectionClosed = errors.New("the connection is closed")
 
 // serve handles the connection until it ends.
-func (c *conn) serve(p auth.Principal) {
+func (c *conn) serve() {
 	defer c.handler.cfg.Opened()()
-	defer c.handler.removeConn(c)
-	ctx, release := c.handler.cfg.Watch.AddStream(context.Background(), p)
+	ctx, release := c.handler.cfg.Watch.AddStream(context.Background(), c.principal)
 	defer release()
 	ctx, cancel := context.WithCancelCause(ctx)
 	revoked := context.AfterFunc(ctx, func() {

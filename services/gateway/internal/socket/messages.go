@@ -18,6 +18,9 @@ import (
 
 // The types of message.
 const (
+	typeAuthenticate  = "authenticate"
+	typeAuthenticated = "authenticated"
+
 	typeJoin     = "session:join"
 	typeLeave    = "session:leave"
 	typeDecide   = "approval:decide"
@@ -53,6 +56,7 @@ type clientRequest struct {
 	// ExecutionID restricts a replay to the events of one execution; nil means all events.
 	ExecutionID *string `json:"executionId"`
 
+	key      string                         // of authenticate
 	decision *spoolv1.DecideApprovalRequest // of approval:decide
 }
 
@@ -124,6 +128,9 @@ func parseRequest(data []byte) (clientRequest, error) {
 	if json.Unmarshal(data, &head) == nil && head.Type == typeDecide {
 		return parseDecision(data)
 	}
+	if head.Type == typeAuthenticate {
+		return parseAuthenticate(data)
+	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&r)
@@ -145,6 +152,32 @@ func parseRequest(data []byte) (clientRequest, error) {
 		r.RequestID = ""
 		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
 	}
+	return r, nil
+}
+
+// parseAuthenticate decodes a message authenticate. Its errors do not quote the message, which has a key.
+func parseAuthenticate(data []byte) (clientRequest, error) {
+	var m struct {
+		Type      string `json:"type"`
+		RequestID string `json:"requestId"`
+		Key       string `json:"key"`
+	}
+	r := clientRequest{Type: typeAuthenticate}
+	dec := json.NewDecoder(bytes.NewReader(data))
+	dec.DisallowUnknownFields()
+	err := dec.Decode(&m)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong):
+		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
+	case err != nil:
+		return r, problem.Invalid("type", "a message %s has the fields type, requestId and key, and no others", typeAuthenticate)
+	case len(m.RequestID) > maxRequestIDBytes:
+		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
+	case m.Key == "":
+		return r, problem.Invalid("key", "the field has no API key")
+	}
+	r.RequestID, r.key = m.RequestID, m.Key
 	return r, nil
 }
 

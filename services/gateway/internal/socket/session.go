@@ -83,6 +83,9 @@ func (c *conn) handleRequest(ctx context.Context, r clientRequest) error {
 	case typeDecide:
 		return c.handleDecision(ctx, r)
 	}
+	if r.Type == typeAuthenticate {
+		return problem.Invalid("type", "the connection is authenticated already")
+	}
 	return problem.Invalid("type", "%+q is not a type of message: there are %s, %s, %s, %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave, typeJoinSessions, typeLeaveSessions, typeDecide)
 }
 
