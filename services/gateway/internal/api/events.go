@@ -272,9 +272,6 @@ func checkBlockPage(r *spoolv1.ListBlocksRequest) (before reads.BlockToken, err 
 
 // GetBlock returns a block.
 func (s *Server) GetBlock(ctx context.Context, r *spoolv1.GetBlockRequest) (*spoolv1.GetBlockResponse, error) {
-	if r.GetBlockId() == "" {
-		return nil, problem.Invalid("blockId", "the field is required")
-	}
 	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
