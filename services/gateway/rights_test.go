@@ -103,7 +103,7 @@ func TestRoles_EveryMethodAndRouteRefusesLowerRoles(t *testing.T) {
 	conn := g.conn()
 	order := []string{"use", "operate", "admin"}
 	none := strings.NewReplacer("{session_id}", oldID(t, events.KindSession), "{execution_id}", oldID(t, events.KindExecution), "{approval_id}", oldID(t, events.KindApproval), "{slug}", "nobody",
-		"{key_id}", oldID(t, events.KindKey), "{period}", "day", "{id}", "7", "{path}", "a.txt")
+		"{key_id}", oldID(t, events.KindKey), "{period}", "day", "{id}", "7", "{block_id}", "q", "{path}", "a.txt")
 	for i, role := range order {
 		key := g.withKey(g.withKey(root).do("POST", "/api/keys", fmt.Sprintf(`{"name":%q,"role":%q}`, role, role)).want(t, 201).text("key"))
 		want := func(what, needed string, forbidden bool, detail string) {

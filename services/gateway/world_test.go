@@ -306,7 +306,7 @@ func (p projection) event(e events.Event, i int) events.WireEvent {
 	}
 	wire, err := e.ToWire(f.id, f.seq, f.position)
 	must(p.w.t, err)
-	p.do("INSERT INTO events VALUES ($1, $2, $3, $4, $5)", f.tenant, f.id, int64(f.seq), string(wire.Type), string(encode(p.w.t, wire)))
+	p.do("INSERT INTO events VALUES ($1, $2, $3, $4, $5, $6, $7)", f.tenant, f.id, int64(f.seq), string(wire.Type), string(encode(p.w.t, wire)), e.Time, e.ConversationID)
 	if _, first := e.Data.(events.MessageAccepted); first {
 		f.ord[e.ExecutionID] = len(f.ord)
 	}

@@ -50,6 +50,27 @@ func TestRecovery_IsProjected(t *testing.T) {
 	w.sameAsRebuilt()
 }
 
+// TestEvents_HaveTimeAndConversation tests that the columns by which a timeline counts events hold the values of the events.
+func TestEvents_HaveTimeAndConversation(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	w.start()
+	s := w.session(-1).create()
+	x := s.post(1)
+	s.append(&s.run, x, events.BlockComplete{Block: events.Block{ID: "b", Kind: events.KindAssistantText, Content: "x"}}, events.Log{Message: "x"})
+	w.awaitProjected(s)
+	for sql, want := range map[string]int{
+		"SELECT count(*) FROM events WHERE at IS NULL OR abs(extract(epoch FROM at - (event::json->>'time')::timestamptz)) > 0.000001": 0,
+		"SELECT count(*) FROM events WHERE conversation <> coalesce(event::json->>'conversationId', '')":                               0,
+		"SELECT least(1, count(*)) FROM events WHERE conversation = 'main'":                                                            1,
+	} {
+		if got := queryOne[int](w, sql); got != want {
+			t.Errorf("%s: got %d, want %d", sql, got, want)
+		}
+	}
+	w.sameAsRebuilt()
+}
+
 func TestLive_AnnouncesTheStoredEvent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)

@@ -60,7 +60,7 @@ type Client struct {
 	Budgets      spoolv1.BudgetsClient
 	DeadLetters  spoolv1.DeadLettersClient
 	Audit        spoolv1.AuditClient
-	events       spoolv1.EventsClient
+	Events       spoolv1.EventsClient
 
 	base *url.URL
 	cfg  Config
@@ -94,7 +94,7 @@ func New(cfg Config) (*Client, error) {
 	}
 	c := &Client{base: base, cfg: cfg}
 	c.Approvals = spoolv1.NewApprovalsClient(restConn{c})
-	c.Sessions, c.Executions, c.events = spoolv1.NewSessionsClient(restConn{c}), spoolv1.NewExecutionsClient(restConn{c}), spoolv1.NewEventsClient(restConn{c})
+	c.Sessions, c.Executions, c.Events = spoolv1.NewSessionsClient(restConn{c}), spoolv1.NewExecutionsClient(restConn{c}), spoolv1.NewEventsClient(restConn{c})
 	c.Environments, c.Skills, c.Keys = spoolv1.NewEnvironmentsClient(restConn{c}), spoolv1.NewSkillsClient(restConn{c}), spoolv1.NewKeysClient(restConn{c})
 	c.SignIn = spoolv1.NewSignInClient(restConn{c})
 	c.Limits, c.Budgets = spoolv1.NewLimitsClient(restConn{c}), spoolv1.NewBudgetsClient(restConn{c})

@@ -62,7 +62,7 @@ type EventsPage struct {
 
 // ListEvents returns a page of the events of a session whose seq is greater than after.
 func (c *Client) ListEvents(ctx context.Context, session string, after uint32) (page EventsPage, err error) {
-	doc, err := Call(ctx, c.events.ListEvents, &spoolv1.ListEventsRequest{SessionId: session, After: after})
+	doc, err := Call(ctx, c.Events.ListEvents, &spoolv1.ListEventsRequest{SessionId: session, After: after})
 	if err != nil {
 		return page, err
 	}
@@ -73,7 +73,7 @@ func (c *Client) ListEvents(ctx context.Context, session string, after uint32) (
 // ListHistory returns a page of the events that a fork has inherited from its ancestors. It skips the first events up
 // to the number after.
 func (c *Client) ListHistory(ctx context.Context, session string, after uint32) (page EventsPage, err error) {
-	doc, err := Call(ctx, c.events.ListHistory, &spoolv1.ListHistoryRequest{SessionId: session, After: after})
+	doc, err := Call(ctx, c.Events.ListHistory, &spoolv1.ListHistoryRequest{SessionId: session, After: after})
 	if err != nil {
 		return page, err
 	}

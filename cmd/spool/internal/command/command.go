@@ -71,6 +71,8 @@ type commandLine struct {
 	Approvals         approvalsCommand         `cmd:"" help:"List, show and decide the requests of agents that a person decides."`
 	Files             filesCommand             `cmd:"" help:"List, get, put and remove files of a session's workspace."`
 	Events            eventsCommand            `cmd:"" help:"Read a session's log."`
+	Blocks            blocksCommand            `cmd:"" help:"List the blocks of a session, newest first."`
+	Timeline          timelineCommand          `cmd:"" help:"Show when events, errors and approval requests of a session happened."`
 	Fork              forkCommand              `cmd:"" help:"Create a session that continues from an event of another session, with its history, files and conversation up to that event."`
 	State             stateCommand             `cmd:"" help:"Show the state of a session after an event."`
 	Diff              diffCommand              `cmd:"" help:"Compare two events of a session, or two sessions."`

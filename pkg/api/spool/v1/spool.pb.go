@@ -9078,8 +9078,15 @@ type ListBlocksRequest struct {
 	// Only blocks of this conversation; empty means all.
 	ConversationId string `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3" json:"conversation_id,omitempty"`
 	MinPosition    string `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Empty returns all blocks in display order. newest returns a page of the last blocks, in reverse display order.
+	Order string `protobuf:"bytes,4,opt,name=order,proto3" json:"order,omitempty"`
+	// With order newest: the field next of the previous page. The page contains the blocks before that page, without
+	// blocks that began after the first page was read.
+	Before string `protobuf:"bytes,5,opt,name=before,proto3" json:"before,omitempty"`
+	// With order newest: 1 to 200 blocks; 0 means 50. A page also ends at about 512 KiB.
+	Limit         uint32 `protobuf:"varint,6,opt,name=limit,proto3" json:"limit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListBlocksRequest) Reset() {
@@ -9133,11 +9140,38 @@ func (x *ListBlocksRequest) GetMinPosition() string {
 	return ""
 }
 
+func (x *ListBlocksRequest) GetOrder() string {
+	if x != nil {
+		return x.Order
+	}
+	return ""
+}
+
+func (x *ListBlocksRequest) GetBefore() string {
+	if x != nil {
+		return x.Before
+	}
+	return ""
+}
+
+func (x *ListBlocksRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
 type ListBlocksResponse struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Blocks []*Block               `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
-	// Seq of the last event that is folded into the blocks.
-	Tip           uint32 `protobuf:"varint,2,opt,name=tip,proto3" json:"tip,omitempty"`
+	// Seq of the last event that is folded into the blocks. A stream with this cursor continues from the blocks without a
+	// gap: an event with a seq up to tip, and text before the end of a block's content, is contained in them.
+	Tip uint32 `protobuf:"varint,2,opt,name=tip,proto3" json:"tip,omitempty"`
+	// With order newest: the value of before for the next page; empty on the last page.
+	Next string `protobuf:"bytes,3,opt,name=next,proto3" json:"next,omitempty"`
+	// With order newest: fields of blocks of this page that are longer than 8 KiB and were cut. GetBlock returns them
+	// whole. The content of a pending block is never cut.
+	Truncated     []*TruncatedField `protobuf:"bytes,4,rep,name=truncated,proto3" json:"truncated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -9184,6 +9218,585 @@ func (x *ListBlocksResponse) GetTip() uint32 {
 		return x.Tip
 	}
 	return 0
+}
+
+func (x *ListBlocksResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+func (x *ListBlocksResponse) GetTruncated() []*TruncatedField {
+	if x != nil {
+		return x.Truncated
+	}
+	return nil
+}
+
+// A field of a block that is not whole.
+type TruncatedField struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	BlockId string                 `protobuf:"bytes,1,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
+	// content, summary, output, description or message, of which the beginning is included; or input, parts or todos,
+	// which are omitted.
+	Field string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
+	// Length of the whole field in bytes.
+	Bytes         uint32 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TruncatedField) Reset() {
+	*x = TruncatedField{}
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TruncatedField) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TruncatedField) ProtoMessage() {}
+
+func (x *TruncatedField) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TruncatedField.ProtoReflect.Descriptor instead.
+func (*TruncatedField) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+}
+
+func (x *TruncatedField) GetBlockId() string {
+	if x != nil {
+		return x.BlockId
+	}
+	return ""
+}
+
+func (x *TruncatedField) GetField() string {
+	if x != nil {
+		return x.Field
+	}
+	return ""
+}
+
+func (x *TruncatedField) GetBytes() uint32 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type GetBlockRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	BlockId       string                 `protobuf:"bytes,2,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
+	MinPosition   string                 `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBlockRequest) Reset() {
+	*x = GetBlockRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBlockRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBlockRequest) ProtoMessage() {}
+
+func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBlockRequest.ProtoReflect.Descriptor instead.
+func (*GetBlockRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+}
+
+func (x *GetBlockRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *GetBlockRequest) GetBlockId() string {
+	if x != nil {
+		return x.BlockId
+	}
+	return ""
+}
+
+func (x *GetBlockRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+type GetBlockResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Block *Block                 `protobuf:"bytes,1,opt,name=block,proto3" json:"block,omitempty"`
+	// Seq of the last event that is folded into the block.
+	Tip           uint32 `protobuf:"varint,2,opt,name=tip,proto3" json:"tip,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetBlockResponse) Reset() {
+	*x = GetBlockResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetBlockResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetBlockResponse) ProtoMessage() {}
+
+func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetBlockResponse.ProtoReflect.Descriptor instead.
+func (*GetBlockResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+}
+
+func (x *GetBlockResponse) GetBlock() *Block {
+	if x != nil {
+		return x.Block
+	}
+	return nil
+}
+
+func (x *GetBlockResponse) GetTip() uint32 {
+	if x != nil {
+		return x.Tip
+	}
+	return 0
+}
+
+type GetTimelineRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	SessionId string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	// Number of periods: 1 to 1000; 0 means 200.
+	Buckets       uint32 `protobuf:"varint,2,opt,name=buckets,proto3" json:"buckets,omitempty"`
+	MinPosition   string `protobuf:"bytes,3,opt,name=min_position,json=minPosition,proto3" json:"min_position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetTimelineRequest) Reset() {
+	*x = GetTimelineRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetTimelineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetTimelineRequest) ProtoMessage() {}
+
+func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
+func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+}
+
+func (x *GetTimelineRequest) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *GetTimelineRequest) GetBuckets() uint32 {
+	if x != nil {
+		return x.Buckets
+	}
+	return 0
+}
+
+func (x *GetTimelineRequest) GetMinPosition() string {
+	if x != nil {
+		return x.MinPosition
+	}
+	return ""
+}
+
+// A summary of a session over time.
+type Timeline struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Seq of the last event that is counted.
+	Tip uint32 `protobuf:"varint,1,opt,name=tip,proto3" json:"tip,omitempty"`
+	// Times of the earliest and of the latest event.
+	Start *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=start,proto3" json:"start,omitempty"`
+	End   *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=end,proto3" json:"end,omitempty"`
+	// Length of a bucket in milliseconds. Bucket N begins N times this length after start.
+	BucketMs float64 `protobuf:"fixed64,4,opt,name=bucket_ms,json=bucketMs,proto3" json:"bucket_ms,omitempty"`
+	// The lanes with events: session, sandbox, model, the conversation main, and the conversations of sub-agents.
+	Lanes []*TimelineLane `protobuf:"bytes,5,rep,name=lanes,proto3" json:"lanes,omitempty"`
+	// Number of conversations without a lane: at most 100 conversations, those with the most events, have one.
+	MoreLanes uint32 `protobuf:"varint,6,opt,name=more_lanes,json=moreLanes,proto3" json:"more_lanes,omitempty"`
+	// The last 500 marks, in order of seq.
+	Marks []*TimelineMark `protobuf:"bytes,7,rep,name=marks,proto3" json:"marks,omitempty"`
+	// Number of earlier marks, which are omitted.
+	MoreMarks     uint32 `protobuf:"varint,8,opt,name=more_marks,json=moreMarks,proto3" json:"more_marks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Timeline) Reset() {
+	*x = Timeline{}
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Timeline) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Timeline) ProtoMessage() {}
+
+func (x *Timeline) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Timeline.ProtoReflect.Descriptor instead.
+func (*Timeline) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *Timeline) GetTip() uint32 {
+	if x != nil {
+		return x.Tip
+	}
+	return 0
+}
+
+func (x *Timeline) GetStart() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *Timeline) GetEnd() *timestamppb.Timestamp {
+	if x != nil {
+		return x.End
+	}
+	return nil
+}
+
+func (x *Timeline) GetBucketMs() float64 {
+	if x != nil {
+		return x.BucketMs
+	}
+	return 0
+}
+
+func (x *Timeline) GetLanes() []*TimelineLane {
+	if x != nil {
+		return x.Lanes
+	}
+	return nil
+}
+
+func (x *Timeline) GetMoreLanes() uint32 {
+	if x != nil {
+		return x.MoreLanes
+	}
+	return 0
+}
+
+func (x *Timeline) GetMarks() []*TimelineMark {
+	if x != nil {
+		return x.Marks
+	}
+	return nil
+}
+
+func (x *Timeline) GetMoreMarks() uint32 {
+	if x != nil {
+		return x.MoreMarks
+	}
+	return 0
+}
+
+type TimelineLane struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// conversation, sandbox, model (requests to models) or session (all other events).
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Of a conversation.
+	ConversationId *string `protobuf:"bytes,2,opt,name=conversation_id,json=conversationId,proto3,oneof" json:"conversation_id,omitempty"`
+	// Name of the sub-agent of a conversation.
+	Name *string `protobuf:"bytes,3,opt,name=name,proto3,oneof" json:"name,omitempty"`
+	// Number of events of the lane.
+	Total uint32 `protobuf:"varint,4,opt,name=total,proto3" json:"total,omitempty"`
+	// Number of events in each bucket.
+	Events        []uint32 `protobuf:"varint,5,rep,packed,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TimelineLane) Reset() {
+	*x = TimelineLane{}
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TimelineLane) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TimelineLane) ProtoMessage() {}
+
+func (x *TimelineLane) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TimelineLane.ProtoReflect.Descriptor instead.
+func (*TimelineLane) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *TimelineLane) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *TimelineLane) GetConversationId() string {
+	if x != nil && x.ConversationId != nil {
+		return *x.ConversationId
+	}
+	return ""
+}
+
+func (x *TimelineLane) GetName() string {
+	if x != nil && x.Name != nil {
+		return *x.Name
+	}
+	return ""
+}
+
+func (x *TimelineLane) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *TimelineLane) GetEvents() []uint32 {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+type TimelineMark struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Seq   uint32                 `protobuf:"varint,1,opt,name=seq,proto3" json:"seq,omitempty"`
+	Time  *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=time,proto3" json:"time,omitempty"`
+	// error, approval, execution_started or execution_ended.
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Type of the event.
+	Type           string  `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
+	ConversationId *string `protobuf:"bytes,5,opt,name=conversation_id,json=conversationId,proto3,oneof" json:"conversation_id,omitempty"`
+	ExecutionId    *string `protobuf:"bytes,6,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	// approval.
+	ApprovalId *string `protobuf:"bytes,7,opt,name=approval_id,json=approvalId,proto3,oneof" json:"approval_id,omitempty"`
+	// approval: the present status of the request, as in Approval.
+	Status *string `protobuf:"bytes,8,opt,name=status,proto3,oneof" json:"status,omitempty"`
+	// approval: seq and time of the end of the request; absent while it is open.
+	EndedSeq *uint32                `protobuf:"varint,9,opt,name=ended_seq,json=endedSeq,proto3,oneof" json:"ended_seq,omitempty"`
+	EndedAt  *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// error, execution_ended: code and beginning of the message. approval: the title of the request.
+	Code          *string `protobuf:"bytes,11,opt,name=code,proto3,oneof" json:"code,omitempty"`
+	Message       *string `protobuf:"bytes,12,opt,name=message,proto3,oneof" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TimelineMark) Reset() {
+	*x = TimelineMark{}
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TimelineMark) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TimelineMark) ProtoMessage() {}
+
+func (x *TimelineMark) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TimelineMark.ProtoReflect.Descriptor instead.
+func (*TimelineMark) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+}
+
+func (x *TimelineMark) GetSeq() uint32 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *TimelineMark) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *TimelineMark) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetConversationId() string {
+	if x != nil && x.ConversationId != nil {
+		return *x.ConversationId
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetApprovalId() string {
+	if x != nil && x.ApprovalId != nil {
+		return *x.ApprovalId
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetStatus() string {
+	if x != nil && x.Status != nil {
+		return *x.Status
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetEndedSeq() uint32 {
+	if x != nil && x.EndedSeq != nil {
+		return *x.EndedSeq
+	}
+	return 0
+}
+
+func (x *TimelineMark) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *TimelineMark) GetCode() string {
+	if x != nil && x.Code != nil {
+		return *x.Code
+	}
+	return ""
+}
+
+func (x *TimelineMark) GetMessage() string {
+	if x != nil && x.Message != nil {
+		return *x.Message
+	}
+	return ""
 }
 
 // A unit to display. kind determines which fields are set.
@@ -9242,7 +9855,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9254,7 +9867,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9267,7 +9880,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *Block) GetId() string {
@@ -9457,7 +10070,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9469,7 +10082,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9482,7 +10095,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -9521,7 +10134,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9533,7 +10146,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9546,7 +10159,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -9605,7 +10218,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9617,7 +10230,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9630,7 +10243,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -9704,7 +10317,7 @@ type CreateSignInCodeRequest struct {
 
 func (x *CreateSignInCodeRequest) Reset() {
 	*x = CreateSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9716,7 +10329,7 @@ func (x *CreateSignInCodeRequest) String() string {
 func (*CreateSignInCodeRequest) ProtoMessage() {}
 
 func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9729,7 +10342,7 @@ func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 type CreateSignInCodeResponse struct {
@@ -9745,7 +10358,7 @@ type CreateSignInCodeResponse struct {
 
 func (x *CreateSignInCodeResponse) Reset() {
 	*x = CreateSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9757,7 +10370,7 @@ func (x *CreateSignInCodeResponse) String() string {
 func (*CreateSignInCodeResponse) ProtoMessage() {}
 
 func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9770,7 +10383,7 @@ func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *CreateSignInCodeResponse) GetCode() string {
@@ -9800,7 +10413,7 @@ type ExchangeSignInCodeRequest struct {
 
 func (x *ExchangeSignInCodeRequest) Reset() {
 	*x = ExchangeSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9812,7 +10425,7 @@ func (x *ExchangeSignInCodeRequest) String() string {
 func (*ExchangeSignInCodeRequest) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9825,7 +10438,7 @@ func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *ExchangeSignInCodeRequest) GetCode() string {
@@ -9867,7 +10480,7 @@ type ExchangeSignInCodeResponse struct {
 
 func (x *ExchangeSignInCodeResponse) Reset() {
 	*x = ExchangeSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9879,7 +10492,7 @@ func (x *ExchangeSignInCodeResponse) String() string {
 func (*ExchangeSignInCodeResponse) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9892,7 +10505,7 @@ func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *ExchangeSignInCodeResponse) GetCredential() string {
@@ -9938,7 +10551,7 @@ type GetSignInSessionRequest struct {
 
 func (x *GetSignInSessionRequest) Reset() {
 	*x = GetSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9950,7 +10563,7 @@ func (x *GetSignInSessionRequest) String() string {
 func (*GetSignInSessionRequest) ProtoMessage() {}
 
 func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9963,7 +10576,7 @@ func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 type SignInSession struct {
@@ -9985,7 +10598,7 @@ type SignInSession struct {
 
 func (x *SignInSession) Reset() {
 	*x = SignInSession{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9997,7 +10610,7 @@ func (x *SignInSession) String() string {
 func (*SignInSession) ProtoMessage() {}
 
 func (x *SignInSession) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10010,7 +10623,7 @@ func (x *SignInSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInSession.ProtoReflect.Descriptor instead.
 func (*SignInSession) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *SignInSession) GetTenant() string {
@@ -10070,7 +10683,7 @@ type DeleteSignInSessionRequest struct {
 
 func (x *DeleteSignInSessionRequest) Reset() {
 	*x = DeleteSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10082,7 +10695,7 @@ func (x *DeleteSignInSessionRequest) String() string {
 func (*DeleteSignInSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10095,7 +10708,7 @@ func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 type DeleteSignInSessionResponse struct {
@@ -10106,7 +10719,7 @@ type DeleteSignInSessionResponse struct {
 
 func (x *DeleteSignInSessionResponse) Reset() {
 	*x = DeleteSignInSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10118,7 +10731,7 @@ func (x *DeleteSignInSessionResponse) String() string {
 func (*DeleteSignInSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10131,7 +10744,7 @@ func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 type ListDeadLettersRequest struct {
@@ -10146,7 +10759,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10158,7 +10771,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10171,7 +10784,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -10199,7 +10812,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10211,7 +10824,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10224,7 +10837,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -10267,7 +10880,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10279,7 +10892,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10292,7 +10905,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -10376,7 +10989,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10388,7 +11001,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10401,7 +11014,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -10450,7 +11063,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10462,7 +11075,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10475,7 +11088,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -10515,7 +11128,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10527,7 +11140,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10540,7 +11153,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -10619,7 +11232,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10631,7 +11244,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10644,7 +11257,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -10705,7 +11318,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10717,7 +11330,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10730,7 +11343,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -10749,7 +11362,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10761,7 +11374,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10774,7 +11387,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -10793,7 +11406,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10805,7 +11418,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10818,7 +11431,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -10837,7 +11450,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10849,7 +11462,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10862,7 +11475,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -10881,7 +11494,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10893,7 +11506,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10906,7 +11519,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -10926,7 +11539,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10938,7 +11551,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10951,7 +11564,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -10970,7 +11583,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10982,7 +11595,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10995,7 +11608,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -11028,7 +11641,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11040,7 +11653,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11053,7 +11666,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *Key) GetKeyId() string {
@@ -11130,7 +11743,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11142,7 +11755,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11155,7 +11768,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -11184,7 +11797,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11196,7 +11809,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11209,7 +11822,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -11247,7 +11860,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11259,7 +11872,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11272,7 +11885,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -11307,7 +11920,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11319,7 +11932,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11332,7 +11945,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -11367,7 +11980,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11379,7 +11992,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11392,7 +12005,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -11411,7 +12024,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11423,7 +12036,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11436,7 +12049,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -11466,7 +12079,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11478,7 +12091,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11491,7 +12104,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -11555,7 +12168,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11567,7 +12180,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11580,7 +12193,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -11608,7 +12221,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11620,7 +12233,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11633,7 +12246,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -11687,7 +12300,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11699,7 +12312,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11712,7 +12325,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -11797,7 +12410,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11809,7 +12422,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11822,7 +12435,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -11849,7 +12462,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11861,7 +12474,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11874,7 +12487,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -11902,7 +12515,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11914,7 +12527,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11927,7 +12540,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -11950,7 +12563,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11962,7 +12575,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11975,7 +12588,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -12009,7 +12622,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12021,7 +12634,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12034,7 +12647,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -12054,7 +12667,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12066,7 +12679,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12079,7 +12692,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -12114,7 +12727,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12126,7 +12739,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12139,7 +12752,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *Reference) GetScope() string {
@@ -12185,7 +12798,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12197,7 +12810,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12210,7 +12823,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -12255,7 +12868,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12267,7 +12880,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12280,7 +12893,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -12313,7 +12926,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12325,7 +12938,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12338,7 +12951,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -12362,7 +12975,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12374,7 +12987,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12387,7 +13000,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -12422,7 +13035,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12434,7 +13047,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12447,7 +13060,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -12475,7 +13088,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12487,7 +13100,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12500,7 +13113,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -12533,7 +13146,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12545,7 +13158,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12558,7 +13171,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -12607,7 +13220,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12619,7 +13232,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12632,7 +13245,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -12670,7 +13283,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12682,7 +13295,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12695,7 +13308,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -12730,7 +13343,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12742,7 +13355,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12755,7 +13368,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -12783,7 +13396,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12795,7 +13408,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12808,7 +13421,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -12841,7 +13454,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12853,7 +13466,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12866,7 +13479,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -12915,7 +13528,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12927,7 +13540,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12940,7 +13553,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -12978,7 +13591,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12990,7 +13603,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13003,7 +13616,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -13038,7 +13651,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13050,7 +13663,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13063,7 +13676,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -13091,7 +13704,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13103,7 +13716,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13116,7 +13729,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -13149,7 +13762,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13161,7 +13774,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13174,7 +13787,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -13223,7 +13836,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13235,7 +13848,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13248,7 +13861,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -13286,7 +13899,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13298,7 +13911,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13311,7 +13924,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -13348,7 +13961,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13360,7 +13973,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13373,7 +13986,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -13402,7 +14015,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13414,7 +14027,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13427,7 +14040,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -13458,7 +14071,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13470,7 +14083,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13483,7 +14096,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -13525,7 +14138,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13537,7 +14150,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13550,7 +14163,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -13578,7 +14191,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13590,7 +14203,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13603,7 +14216,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -13636,7 +14249,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13648,7 +14261,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13661,7 +14274,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -13723,7 +14336,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13735,7 +14348,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13748,7 +14361,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -13829,7 +14442,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13841,7 +14454,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13854,7 +14467,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -13905,7 +14518,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13917,7 +14530,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13930,7 +14543,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -14863,15 +15476,80 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\vshown_bytes\x18\x03 \x01(\rR\n" +
 	"shownBytes\"\x1f\n" +
 	"\vReplayEnded\x12\x10\n" +
-	"\x03seq\x18\x01 \x01(\rR\x03seq\"~\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\"\xc2\x01\n" +
 	"\x11ListBlocksRequest\x12\x1d\n" +
 	"\n" +
 	"session_id\x18\x01 \x01(\tR\tsessionId\x12'\n" +
 	"\x0fconversation_id\x18\x02 \x01(\tR\x0econversationId\x12!\n" +
-	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"O\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\x12\x14\n" +
+	"\x05order\x18\x04 \x01(\tR\x05order\x12\x16\n" +
+	"\x06before\x18\x05 \x01(\tR\x06before\x12\x14\n" +
+	"\x05limit\x18\x06 \x01(\rR\x05limit\"\x9b\x01\n" +
 	"\x12ListBlocksResponse\x12'\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x0f.spool.v1.BlockR\x06blocks\x12\x10\n" +
-	"\x03tip\x18\x02 \x01(\rR\x03tip\"\xc1\b\n" +
+	"\x03tip\x18\x02 \x01(\rR\x03tip\x12\x12\n" +
+	"\x04next\x18\x03 \x01(\tR\x04next\x126\n" +
+	"\ttruncated\x18\x04 \x03(\v2\x18.spool.v1.TruncatedFieldR\ttruncated\"W\n" +
+	"\x0eTruncatedField\x12\x19\n" +
+	"\bblock_id\x18\x01 \x01(\tR\ablockId\x12\x14\n" +
+	"\x05field\x18\x02 \x01(\tR\x05field\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\rR\x05bytes\"n\n" +
+	"\x0fGetBlockRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x19\n" +
+	"\bblock_id\x18\x02 \x01(\tR\ablockId\x12!\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"K\n" +
+	"\x10GetBlockResponse\x12%\n" +
+	"\x05block\x18\x01 \x01(\v2\x0f.spool.v1.BlockR\x05block\x12\x10\n" +
+	"\x03tip\x18\x02 \x01(\rR\x03tip\"p\n" +
+	"\x12GetTimelineRequest\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x12\x18\n" +
+	"\abuckets\x18\x02 \x01(\rR\abuckets\x12!\n" +
+	"\fmin_position\x18\x03 \x01(\tR\vminPosition\"\xb3\x02\n" +
+	"\bTimeline\x12\x10\n" +
+	"\x03tip\x18\x01 \x01(\rR\x03tip\x120\n" +
+	"\x05start\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05start\x12,\n" +
+	"\x03end\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x03end\x12\x1b\n" +
+	"\tbucket_ms\x18\x04 \x01(\x01R\bbucketMs\x12,\n" +
+	"\x05lanes\x18\x05 \x03(\v2\x16.spool.v1.TimelineLaneR\x05lanes\x12\x1d\n" +
+	"\n" +
+	"more_lanes\x18\x06 \x01(\rR\tmoreLanes\x12,\n" +
+	"\x05marks\x18\a \x03(\v2\x16.spool.v1.TimelineMarkR\x05marks\x12\x1d\n" +
+	"\n" +
+	"more_marks\x18\b \x01(\rR\tmoreMarks\"\xb4\x01\n" +
+	"\fTimelineLane\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12,\n" +
+	"\x0fconversation_id\x18\x02 \x01(\tH\x00R\x0econversationId\x88\x01\x01\x12\x17\n" +
+	"\x04name\x18\x03 \x01(\tH\x01R\x04name\x88\x01\x01\x12\x14\n" +
+	"\x05total\x18\x04 \x01(\rR\x05total\x12\x16\n" +
+	"\x06events\x18\x05 \x03(\rR\x06eventsB\x12\n" +
+	"\x10_conversation_idB\a\n" +
+	"\x05_name\"\x85\x04\n" +
+	"\fTimelineMark\x12\x10\n" +
+	"\x03seq\x18\x01 \x01(\rR\x03seq\x12.\n" +
+	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04type\x18\x04 \x01(\tR\x04type\x12,\n" +
+	"\x0fconversation_id\x18\x05 \x01(\tH\x00R\x0econversationId\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\x06 \x01(\tH\x01R\vexecutionId\x88\x01\x01\x12$\n" +
+	"\vapproval_id\x18\a \x01(\tH\x02R\n" +
+	"approvalId\x88\x01\x01\x12\x1b\n" +
+	"\x06status\x18\b \x01(\tH\x03R\x06status\x88\x01\x01\x12 \n" +
+	"\tended_seq\x18\t \x01(\rH\x04R\bendedSeq\x88\x01\x01\x125\n" +
+	"\bended_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x12\x17\n" +
+	"\x04code\x18\v \x01(\tH\x05R\x04code\x88\x01\x01\x12\x1d\n" +
+	"\amessage\x18\f \x01(\tH\x06R\amessage\x88\x01\x01B\x12\n" +
+	"\x10_conversation_idB\x0f\n" +
+	"\r_execution_idB\x0e\n" +
+	"\f_approval_idB\t\n" +
+	"\a_statusB\f\n" +
+	"\n" +
+	"_ended_seqB\a\n" +
+	"\x05_codeB\n" +
+	"\n" +
+	"\b_message\"\xc1\b\n" +
 	"\x05Block\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -15293,7 +15971,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0ePauseExecution\x12\x1f.spool.v1.PauseExecutionRequest\x1a .spool.v1.PauseExecutionResponse\"/\x82\xd3\xe4\x93\x02):\x01*\"$/api/executions/{execution_id}/pause\x12\x88\x01\n" +
 	"\x0fResumeExecution\x12 .spool.v1.ResumeExecutionRequest\x1a!.spool.v1.ResumeExecutionResponse\"0\x82\xd3\xe4\x93\x02*:\x01*\"%/api/executions/{execution_id}/resume\x12\x94\x01\n" +
 	"\x12TerminateExecution\x12#.spool.v1.TerminateExecutionRequest\x1a$.spool.v1.TerminateExecutionResponse\"3\x82\xd3\xe4\x93\x02-:\x01*\"(/api/executions/{execution_id}/terminate\x12\x8c\x01\n" +
-	"\x10RecoverExecution\x12!.spool.v1.RecoverExecutionRequest\x1a\".spool.v1.RecoverExecutionResponse\"1\x82\xd3\xe4\x93\x02+:\x01*\"&/api/executions/{execution_id}/recover2\x9c\x05\n" +
+	"\x10RecoverExecution\x12!.spool.v1.RecoverExecutionRequest\x1a\".spool.v1.RecoverExecutionResponse\"1\x82\xd3\xe4\x93\x02+:\x01*\"&/api/executions/{execution_id}/recover2\x83\a\n" +
 	"\x06Events\x12r\n" +
 	"\n" +
 	"ListEvents\x12\x1b.spool.v1.ListEventsRequest\x1a\x1c.spool.v1.ListEventsResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/events\x12O\n" +
@@ -15302,7 +15980,9 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\vListHistory\x12\x1c.spool.v1.ListHistoryRequest\x1a\x1d.spool.v1.ListHistoryResponse\"*\x82\xd3\xe4\x93\x02$\x12\"/api/sessions/{session_id}/history\x12\x8f\x01\n" +
 	"\x11ListHistoryBlocks\x12\".spool.v1.ListHistoryBlocksRequest\x1a#.spool.v1.ListHistoryBlocksResponse\"1\x82\xd3\xe4\x93\x02+\x12)/api/sessions/{session_id}/history/blocks\x12r\n" +
 	"\n" +
-	"ListBlocks\x12\x1b.spool.v1.ListBlocksRequest\x1a\x1c.spool.v1.ListBlocksResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/blocks2\xe2\x02\n" +
+	"ListBlocks\x12\x1b.spool.v1.ListBlocksRequest\x1a\x1c.spool.v1.ListBlocksResponse\")\x82\xd3\xe4\x93\x02#\x12!/api/sessions/{session_id}/blocks\x12w\n" +
+	"\bGetBlock\x12\x19.spool.v1.GetBlockRequest\x1a\x1a.spool.v1.GetBlockResponse\"4\x82\xd3\xe4\x93\x02.\x12,/api/sessions/{session_id}/blocks/{block_id}\x12l\n" +
+	"\vGetTimeline\x12\x1c.spool.v1.GetTimelineRequest\x1a\x12.spool.v1.Timeline\"+\x82\xd3\xe4\x93\x02%\x12#/api/sessions/{session_id}/timeline2\xe2\x02\n" +
 	"\tApprovals\x12h\n" +
 	"\rListApprovals\x12\x1e.spool.v1.ListApprovalsRequest\x1a\x1f.spool.v1.ListApprovalsResponse\"\x16\x82\xd3\xe4\x93\x02\x10\x12\x0e/api/approvals\x12e\n" +
 	"\vGetApproval\x12\x1c.spool.v1.GetApprovalRequest\x1a\x12.spool.v1.Approval\"$\x82\xd3\xe4\x93\x02\x1e\x12\x1c/api/approvals/{approval_id}\x12\x83\x01\n" +
@@ -15369,7 +16049,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 186)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 193)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -15481,88 +16161,95 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ReplayEnded)(nil),                  // 107: spool.v1.ReplayEnded
 	(*ListBlocksRequest)(nil),            // 108: spool.v1.ListBlocksRequest
 	(*ListBlocksResponse)(nil),           // 109: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 110: spool.v1.Block
-	(*TodoItem)(nil),                     // 111: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 112: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 113: spool.v1.CreateKeyResponse
-	(*CreateSignInCodeRequest)(nil),      // 114: spool.v1.CreateSignInCodeRequest
-	(*CreateSignInCodeResponse)(nil),     // 115: spool.v1.CreateSignInCodeResponse
-	(*ExchangeSignInCodeRequest)(nil),    // 116: spool.v1.ExchangeSignInCodeRequest
-	(*ExchangeSignInCodeResponse)(nil),   // 117: spool.v1.ExchangeSignInCodeResponse
-	(*GetSignInSessionRequest)(nil),      // 118: spool.v1.GetSignInSessionRequest
-	(*SignInSession)(nil),                // 119: spool.v1.SignInSession
-	(*DeleteSignInSessionRequest)(nil),   // 120: spool.v1.DeleteSignInSessionRequest
-	(*DeleteSignInSessionResponse)(nil),  // 121: spool.v1.DeleteSignInSessionResponse
-	(*ListDeadLettersRequest)(nil),       // 122: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 123: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 124: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 125: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 126: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 127: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 128: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 129: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 130: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 131: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 132: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 133: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 134: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 135: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 136: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 137: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 138: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 139: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 140: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 141: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 142: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 143: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 144: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 145: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 146: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 147: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 148: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 149: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 150: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 151: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 152: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 153: spool.v1.Reference
-	(*Definition)(nil),                   // 154: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 155: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 156: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 157: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 158: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 159: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 160: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 161: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 162: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 163: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 164: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 165: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 166: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 167: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 168: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 169: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 170: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 171: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 172: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 173: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 174: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 175: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 176: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 177: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 178: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 179: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 180: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 181: spool.v1.RemoveSkillRequest
-	nil,                                  // 182: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 183: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 184: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 185: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 186: google.protobuf.Timestamp
+	(*TruncatedField)(nil),               // 110: spool.v1.TruncatedField
+	(*GetBlockRequest)(nil),              // 111: spool.v1.GetBlockRequest
+	(*GetBlockResponse)(nil),             // 112: spool.v1.GetBlockResponse
+	(*GetTimelineRequest)(nil),           // 113: spool.v1.GetTimelineRequest
+	(*Timeline)(nil),                     // 114: spool.v1.Timeline
+	(*TimelineLane)(nil),                 // 115: spool.v1.TimelineLane
+	(*TimelineMark)(nil),                 // 116: spool.v1.TimelineMark
+	(*Block)(nil),                        // 117: spool.v1.Block
+	(*TodoItem)(nil),                     // 118: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 119: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 120: spool.v1.CreateKeyResponse
+	(*CreateSignInCodeRequest)(nil),      // 121: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 122: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 123: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 124: spool.v1.ExchangeSignInCodeResponse
+	(*GetSignInSessionRequest)(nil),      // 125: spool.v1.GetSignInSessionRequest
+	(*SignInSession)(nil),                // 126: spool.v1.SignInSession
+	(*DeleteSignInSessionRequest)(nil),   // 127: spool.v1.DeleteSignInSessionRequest
+	(*DeleteSignInSessionResponse)(nil),  // 128: spool.v1.DeleteSignInSessionResponse
+	(*ListDeadLettersRequest)(nil),       // 129: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 130: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 131: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 132: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 133: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 134: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 135: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 136: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 137: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 138: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 139: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 140: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 141: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 142: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 143: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 144: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 145: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 146: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 147: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 148: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 149: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 150: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 151: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 152: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 153: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 154: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 155: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 156: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 157: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 158: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 159: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 160: spool.v1.Reference
+	(*Definition)(nil),                   // 161: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 162: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 163: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 164: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 165: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 166: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 167: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 168: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 169: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 170: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 171: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 172: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 173: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 174: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 175: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 176: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 177: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 178: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 179: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 180: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 181: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 182: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 183: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 184: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 185: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 186: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 187: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 188: spool.v1.RemoveSkillRequest
+	nil,                                  // 189: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 190: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 191: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 192: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 193: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	182, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	189, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -15570,36 +16257,36 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	186, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	193, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	186, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	186, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	193, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	193, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	18,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	186, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	193, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	186, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
+	193, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
 	17,  // 20: spool.v1.Session.last_error:type_name -> spool.v1.SessionError
 	70,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
-	186, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
-	186, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	186, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
+	193, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	193, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 25: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 26: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 27: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 28: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 29: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	183, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	190, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	87,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 32: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	35,  // 33: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	186, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	186, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	186, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	193, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	193, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	16,  // 37: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	68,  // 38: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	110, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	117, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
 	39,  // 40: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	35,  // 41: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
 	40,  // 42: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
@@ -15608,16 +16295,16 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	42,  // 45: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	38,  // 46: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
 	84,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	111, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	186, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	118, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	193, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	43,  // 50: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	186, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	193, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	46,  // 52: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	47,  // 53: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	40,  // 54: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
 	40,  // 55: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
 	48,  // 56: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	110, // 57: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	117, // 57: spool.v1.BlockChange.block:type_name -> spool.v1.Block
 	49,  // 58: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
 	50,  // 59: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
 	50,  // 60: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
@@ -15627,48 +16314,48 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 64: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 65: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 66: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	184, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	191, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	87,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 69: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	68,  // 70: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	186, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	186, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	186, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	186, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	186, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	193, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	193, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	193, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	193, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	62,  // 76: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	63,  // 77: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	64,  // 78: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
 	65,  // 79: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	111, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	118, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
 	66,  // 81: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
 	67,  // 82: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
 	70,  // 83: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
 	40,  // 84: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
 	101, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	61,  // 86: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	186, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	186, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	186, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	186, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	186, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	186, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	193, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	193, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	193, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	193, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
 	70,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 94: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	186, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	186, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	186, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	186, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	193, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	193, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	193, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	69,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 100: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	186, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	193, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	70,  // 102: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	185, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	192, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
 	84,  // 104: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	128, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	186, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	186, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	186, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	135, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	193, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	193, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	193, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
 	0,   // 109: spool.v1.Approval.request:type_name -> spool.v1.Json
 	0,   // 110: spool.v1.Approval.decided:type_name -> spool.v1.Json
 	0,   // 111: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
@@ -15679,8 +16366,8 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	97,  // 116: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
 	93,  // 117: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
 	96,  // 118: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	110, // 119: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	186, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	117, // 119: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	193, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 121: spool.v1.Event.data:type_name -> spool.v1.Json
 	98,  // 122: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 123: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -15692,195 +16379,207 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	105, // 129: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
 	106, // 130: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
 	107, // 131: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	110, // 132: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	186, // 133: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	25,  // 134: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 135: spool.v1.Block.input:type_name -> spool.v1.Json
-	111, // 136: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	186, // 137: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	186, // 138: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	186, // 139: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
-	124, // 140: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	186, // 141: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	127, // 142: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	186, // 143: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	128, // 144: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	136, // 145: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	186, // 146: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	186, // 147: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	186, // 148: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 149: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	143, // 150: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 151: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 152: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	186, // 153: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	146, // 154: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	146, // 155: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	146, // 156: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	153, // 157: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 158: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	186, // 159: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	153, // 160: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	153, // 161: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 162: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	154, // 163: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	153, // 164: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 165: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	154, // 166: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	153, // 167: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 168: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	154, // 169: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	175, // 170: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	174, // 171: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	179, // 172: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	153, // 173: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	186, // 174: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	24,  // 175: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 176: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 177: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 178: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 179: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 180: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 181: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 182: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	19,  // 183: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	21,  // 184: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	23,  // 185: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	27,  // 186: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	29,  // 187: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	31,  // 188: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	33,  // 189: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	36,  // 190: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	44,  // 191: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	51,  // 192: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	53,  // 193: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	55,  // 194: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	58,  // 195: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	56,  // 196: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	59,  // 197: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	71,  // 198: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	73,  // 199: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	75,  // 200: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	77,  // 201: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	79,  // 202: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	89,  // 203: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	99,  // 204: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	102, // 205: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	91,  // 206: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	94,  // 207: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	108, // 208: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	81,  // 209: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	83,  // 210: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	85,  // 211: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	112, // 212: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	134, // 213: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	137, // 214: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	114, // 215: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	116, // 216: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	118, // 217: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
-	120, // 218: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
-	147, // 219: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	149, // 220: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	151, // 221: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	139, // 222: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	141, // 223: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	144, // 224: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	122, // 225: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	129, // 226: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	130, // 227: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	132, // 228: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	125, // 229: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	157, // 230: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	158, // 231: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	160, // 232: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	161, // 233: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	162, // 234: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	163, // 235: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	165, // 236: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	166, // 237: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	167, // 238: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	168, // 239: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	170, // 240: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	171, // 241: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	172, // 242: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	176, // 243: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	178, // 244: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	180, // 245: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	181, // 246: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 247: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 248: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 249: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 250: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 251: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	20,  // 252: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	22,  // 253: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	26,  // 254: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	28,  // 255: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	30,  // 256: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	32,  // 257: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	34,  // 258: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	37,  // 259: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	45,  // 260: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	52,  // 261: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	54,  // 262: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	57,  // 263: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	68,  // 264: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	57,  // 265: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	60,  // 266: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	72,  // 267: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	74,  // 268: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	76,  // 269: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	78,  // 270: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	80,  // 271: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	90,  // 272: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	100, // 273: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	103, // 274: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	92,  // 275: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	95,  // 276: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	109, // 277: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	82,  // 278: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	84,  // 279: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	86,  // 280: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	113, // 281: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	135, // 282: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	138, // 283: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	115, // 284: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	117, // 285: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	119, // 286: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
-	121, // 287: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
-	148, // 288: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	150, // 289: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	152, // 290: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	140, // 291: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	142, // 292: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	145, // 293: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	123, // 294: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	124, // 295: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	131, // 296: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	133, // 297: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	126, // 298: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	155, // 299: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	159, // 300: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	154, // 301: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	156, // 302: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	155, // 303: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	164, // 304: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	154, // 305: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	156, // 306: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	155, // 307: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	169, // 308: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	154, // 309: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	156, // 310: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	173, // 311: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	177, // 312: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	179, // 313: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	155, // 314: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	156, // 315: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	247, // [247:316] is the sub-list for method output_type
-	178, // [178:247] is the sub-list for method input_type
-	178, // [178:178] is the sub-list for extension type_name
-	178, // [178:178] is the sub-list for extension extendee
-	0,   // [0:178] is the sub-list for field type_name
+	117, // 132: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	110, // 133: spool.v1.ListBlocksResponse.truncated:type_name -> spool.v1.TruncatedField
+	117, // 134: spool.v1.GetBlockResponse.block:type_name -> spool.v1.Block
+	193, // 135: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
+	193, // 136: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
+	115, // 137: spool.v1.Timeline.lanes:type_name -> spool.v1.TimelineLane
+	116, // 138: spool.v1.Timeline.marks:type_name -> spool.v1.TimelineMark
+	193, // 139: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
+	193, // 140: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
+	193, // 141: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	25,  // 142: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 143: spool.v1.Block.input:type_name -> spool.v1.Json
+	118, // 144: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	193, // 145: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	193, // 146: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	193, // 147: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
+	131, // 148: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	193, // 149: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	134, // 150: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	193, // 151: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	135, // 152: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	143, // 153: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	193, // 154: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	193, // 155: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	193, // 156: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 157: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	150, // 158: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 159: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 160: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	193, // 161: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	153, // 162: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	153, // 163: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	153, // 164: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	160, // 165: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 166: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	193, // 167: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	160, // 168: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	160, // 169: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 170: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	161, // 171: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	160, // 172: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 173: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	161, // 174: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	160, // 175: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 176: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	161, // 177: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	182, // 178: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	181, // 179: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	186, // 180: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	160, // 181: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	193, // 182: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	24,  // 183: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 184: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 185: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 186: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 187: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 188: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 189: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 190: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	19,  // 191: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	21,  // 192: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	23,  // 193: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	27,  // 194: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	29,  // 195: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	31,  // 196: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	33,  // 197: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	36,  // 198: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	44,  // 199: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	51,  // 200: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	53,  // 201: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	55,  // 202: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	58,  // 203: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	56,  // 204: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	59,  // 205: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	71,  // 206: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	73,  // 207: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	75,  // 208: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	77,  // 209: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	79,  // 210: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	89,  // 211: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	99,  // 212: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	102, // 213: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	91,  // 214: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	94,  // 215: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	108, // 216: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	111, // 217: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
+	113, // 218: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
+	81,  // 219: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	83,  // 220: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	85,  // 221: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	119, // 222: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	141, // 223: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	144, // 224: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	121, // 225: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	123, // 226: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	125, // 227: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
+	127, // 228: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
+	154, // 229: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	156, // 230: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	158, // 231: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	146, // 232: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	148, // 233: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	151, // 234: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	129, // 235: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	136, // 236: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	137, // 237: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	139, // 238: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	132, // 239: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	164, // 240: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	165, // 241: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	167, // 242: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	168, // 243: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	169, // 244: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	170, // 245: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	172, // 246: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	173, // 247: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	174, // 248: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	175, // 249: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	177, // 250: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	178, // 251: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	179, // 252: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	183, // 253: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	185, // 254: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	187, // 255: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	188, // 256: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 257: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 258: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 259: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 260: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 261: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	20,  // 262: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	22,  // 263: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	26,  // 264: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	28,  // 265: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	30,  // 266: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	32,  // 267: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	34,  // 268: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	37,  // 269: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	45,  // 270: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	52,  // 271: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	54,  // 272: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	57,  // 273: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	68,  // 274: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	57,  // 275: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	60,  // 276: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	72,  // 277: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	74,  // 278: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	76,  // 279: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	78,  // 280: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	80,  // 281: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	90,  // 282: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	100, // 283: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	103, // 284: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	92,  // 285: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	95,  // 286: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	109, // 287: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	112, // 288: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
+	114, // 289: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
+	82,  // 290: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	84,  // 291: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	86,  // 292: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	120, // 293: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	142, // 294: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	145, // 295: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	122, // 296: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	124, // 297: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	126, // 298: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
+	128, // 299: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
+	155, // 300: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	157, // 301: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	159, // 302: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	147, // 303: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	149, // 304: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	152, // 305: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	130, // 306: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	131, // 307: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	138, // 308: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	140, // 309: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	133, // 310: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	162, // 311: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	166, // 312: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	161, // 313: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	163, // 314: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	162, // 315: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	171, // 316: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	161, // 317: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	163, // 318: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	162, // 319: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	176, // 320: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	161, // 321: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	163, // 322: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	180, // 323: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	184, // 324: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	186, // 325: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	162, // 326: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	163, // 327: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	257, // [257:328] is the sub-list for method output_type
+	186, // [186:257] is the sub-list for method input_type
+	186, // [186:186] is the sub-list for extension type_name
+	186, // [186:186] is the sub-list for extension extendee
+	0,   // [0:186] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -15929,21 +16628,23 @@ func file_spool_v1_spool_proto_init() {
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[110].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[124].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[127].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[128].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[136].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[153].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[175].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[179].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[117].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[131].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[134].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[135].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[143].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[160].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[182].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[186].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   186,
+			NumMessages:   193,
 			NumExtensions: 0,
 			NumServices:   14,
 		},

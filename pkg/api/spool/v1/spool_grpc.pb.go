@@ -1223,6 +1223,8 @@ const (
 	Events_ListHistory_FullMethodName       = "/spool.v1.Events/ListHistory"
 	Events_ListHistoryBlocks_FullMethodName = "/spool.v1.Events/ListHistoryBlocks"
 	Events_ListBlocks_FullMethodName        = "/spool.v1.Events/ListBlocks"
+	Events_GetBlock_FullMethodName          = "/spool.v1.Events/GetBlock"
+	Events_GetTimeline_FullMethodName       = "/spool.v1.Events/GetTimeline"
 )
 
 // EventsClient is the client API for Events service.
@@ -1247,8 +1249,14 @@ type EventsClient interface {
 	// Lists the blocks that a fork inherits from its ancestors, in their state at the event at which each ancestor was
 	// forked.
 	ListHistoryBlocks(ctx context.Context, in *ListHistoryBlocksRequest, opts ...grpc.CallOption) (*ListHistoryBlocksResponse, error)
-	// Lists a session's blocks in display order, including text in flight.
+	// Lists a session's blocks, including text in flight: all of them in display order, or, with order newest, one page
+	// in reverse display order.
 	ListBlocks(ctx context.Context, in *ListBlocksRequest, opts ...grpc.CallOption) (*ListBlocksResponse, error)
+	// Returns a whole block, including text in flight.
+	GetBlock(ctx context.Context, in *GetBlockRequest, opts ...grpc.CallOption) (*GetBlockResponse, error)
+	// Returns a summary of a session over time: the number of events of each lane in periods of equal length, and marks
+	// for errors, approval requests and executions.
+	GetTimeline(ctx context.Context, in *GetTimelineRequest, opts ...grpc.CallOption) (*Timeline, error)
 }
 
 type eventsClient struct {
@@ -1337,6 +1345,26 @@ func (c *eventsClient) ListBlocks(ctx context.Context, in *ListBlocksRequest, op
 	return out, nil
 }
 
+func (c *eventsClient) GetBlock(ctx context.Context, in *GetBlockRequest, opts ...grpc.CallOption) (*GetBlockResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetBlockResponse)
+	err := c.cc.Invoke(ctx, Events_GetBlock_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *eventsClient) GetTimeline(ctx context.Context, in *GetTimelineRequest, opts ...grpc.CallOption) (*Timeline, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(Timeline)
+	err := c.cc.Invoke(ctx, Events_GetTimeline_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // EventsServer is the server API for Events service.
 // All implementations must embed UnimplementedEventsServer
 // for forward compatibility.
@@ -1359,8 +1387,14 @@ type EventsServer interface {
 	// Lists the blocks that a fork inherits from its ancestors, in their state at the event at which each ancestor was
 	// forked.
 	ListHistoryBlocks(context.Context, *ListHistoryBlocksRequest) (*ListHistoryBlocksResponse, error)
-	// Lists a session's blocks in display order, including text in flight.
+	// Lists a session's blocks, including text in flight: all of them in display order, or, with order newest, one page
+	// in reverse display order.
 	ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error)
+	// Returns a whole block, including text in flight.
+	GetBlock(context.Context, *GetBlockRequest) (*GetBlockResponse, error)
+	// Returns a summary of a session over time: the number of events of each lane in periods of equal length, and marks
+	// for errors, approval requests and executions.
+	GetTimeline(context.Context, *GetTimelineRequest) (*Timeline, error)
 	mustEmbedUnimplementedEventsServer()
 }
 
@@ -1388,6 +1422,12 @@ func (UnimplementedEventsServer) ListHistoryBlocks(context.Context, *ListHistory
 }
 func (UnimplementedEventsServer) ListBlocks(context.Context, *ListBlocksRequest) (*ListBlocksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListBlocks not implemented")
+}
+func (UnimplementedEventsServer) GetBlock(context.Context, *GetBlockRequest) (*GetBlockResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetBlock not implemented")
+}
+func (UnimplementedEventsServer) GetTimeline(context.Context, *GetTimelineRequest) (*Timeline, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetTimeline not implemented")
 }
 func (UnimplementedEventsServer) mustEmbedUnimplementedEventsServer() {}
 func (UnimplementedEventsServer) testEmbeddedByValue()                {}
@@ -1504,6 +1544,42 @@ func _Events_ListBlocks_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Events_GetBlock_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetBlockRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventsServer).GetBlock(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Events_GetBlock_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventsServer).GetBlock(ctx, req.(*GetBlockRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Events_GetTimeline_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetTimelineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(EventsServer).GetTimeline(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Events_GetTimeline_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(EventsServer).GetTimeline(ctx, req.(*GetTimelineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Events_ServiceDesc is the grpc.ServiceDesc for Events service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -1526,6 +1602,14 @@ var Events_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListBlocks",
 			Handler:    _Events_ListBlocks_Handler,
+		},
+		{
+			MethodName: "GetBlock",
+			Handler:    _Events_GetBlock_Handler,
+		},
+		{
+			MethodName: "GetTimeline",
+			Handler:    _Events_GetTimeline_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
+	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
 	"github.com/spoolhq/spool/services/gateway/internal/changes"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
@@ -277,12 +278,87 @@ func frameEvent(f live.Frame, metadata bool) (*spoolv1.Event, error) {
 	return kept.Message()
 }
 
+// newestOrder is the order of ListBlocks in which pages are read.
+const newestOrder = "newest"
+
 // ListBlocks lists a session's blocks.
 func (s *Server) ListBlocks(ctx context.Context, r *spoolv1.ListBlocksRequest) (*spoolv1.ListBlocksResponse, error) {
+	before, err := checkBlockPage(r)
+	if err != nil {
+		return nil, err
+	}
 	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
 	if err != nil {
 		return nil, err
 	}
-	list, tip, err := s.Player.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId(), nil)
-	return &spoolv1.ListBlocksResponse{Blocks: list, Tip: tip}, err
+	if r.GetOrder() == "" {
+		list, tip, err := s.Player.Blocks(ctx, tenant, r.GetSessionId(), r.GetConversationId(), nil)
+		return &spoolv1.ListBlocksResponse{Blocks: list, Tip: tip}, err
+	}
+	limit := r.GetLimit()
+	if limit == 0 {
+		limit = reads.DefaultPageSize
+	}
+	page, err := s.Player.NewestBlocks(ctx, tenant, r.GetSessionId(), r.GetConversationId(), before, limit, admission.From(ctx).ReserveBytes)
+	if err != nil {
+		return nil, err
+	}
+	out := &spoolv1.ListBlocksResponse{Tip: page.Tip}
+	var next *reads.BlockToken
+	if out.Truncated, next = page.Limit(); next != nil {
+		out.Next = next.String()
+	}
+	out.Blocks = page.Blocks
+	return out, nil
+}
+
+// checkBlockPage checks the fields of a request that select a page of blocks, and returns the position before which
+// the page ends.
+func checkBlockPage(r *spoolv1.ListBlocksRequest) (before reads.BlockToken, err error) {
+	before = reads.AfterLastBlock()
+	switch {
+	case r.GetOrder() != "" && r.GetOrder() != newestOrder:
+		return before, problem.Invalid("order", "value must be %s, or omitted for all blocks in display order", newestOrder)
+	case r.GetOrder() == "" && r.GetBefore() != "":
+		return before, problem.Invalid("before", "a page needs order=%s", newestOrder)
+	case r.GetOrder() == "" && r.GetLimit() != 0:
+		return before, problem.Invalid("limit", "a page needs order=%s", newestOrder)
+	case r.GetLimit() > reads.MaxPageSize:
+		return before, problem.Invalid("limit", "value is %d; the limit is %d", r.GetLimit(), reads.MaxPageSize)
+	case r.GetBefore() != "":
+		return reads.ParseBlockToken("before", r.GetBefore())
+	}
+	return before, nil
+}
+
+// GetBlock returns a block.
+func (s *Server) GetBlock(ctx context.Context, r *spoolv1.GetBlockRequest) (*spoolv1.GetBlockResponse, error) {
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	b, tip, err := s.Player.Block(ctx, tenant, r.GetSessionId(), r.GetBlockId(), admission.From(ctx).ReserveBytes)
+	return &spoolv1.GetBlockResponse{Block: b, Tip: tip}, err
+}
+
+// Limits of the number of buckets of a timeline.
+const (
+	defaultBuckets = 200
+	maxBuckets     = 1000
+)
+
+// GetTimeline returns a summary of a session over time.
+func (s *Server) GetTimeline(ctx context.Context, r *spoolv1.GetTimelineRequest) (*spoolv1.Timeline, error) {
+	buckets := r.GetBuckets()
+	switch {
+	case buckets == 0:
+		buckets = defaultBuckets
+	case buckets > maxBuckets:
+		return nil, problem.Invalid("buckets", "value is %d; the limit is %d", buckets, maxBuckets)
+	}
+	tenant, err := s.checkSession(ctx, r.GetSessionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	return s.Reads.Timeline(ctx, tenant, r.GetSessionId(), buckets)
 }

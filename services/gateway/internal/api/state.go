@@ -42,7 +42,7 @@ func (s *Server) GetSessionState(ctx context.Context, r *spoolv1.GetSessionState
 	}
 	at, after := r.At, reads.BeforeFirstBlock()
 	if r.GetPageToken() != "" {
-		if after, err = reads.ParseBlockToken(r.GetPageToken()); err != nil {
+		if after, err = reads.ParseBlockToken("pageToken", r.GetPageToken()); err != nil {
 			return nil, err
 		}
 		if at != nil && *at != after.Seq {

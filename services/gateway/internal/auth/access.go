@@ -51,6 +51,7 @@ var requiredAccess = map[string]access{
 	"Approvals/ListApprovals": useAccess(), "Approvals/GetApproval": useAccess(), "Approvals/DecideApproval": useAccess(),
 
 	"Events/ListEvents": useAccess(), "Events/StreamEvents": useAccess(), "Events/ReplayEvents": useAccess(), "Events/ListBlocks": useAccess(),
+	"Events/GetBlock": useAccess(), "Events/GetTimeline": useAccess(),
 	"Events/ListHistory": useAccess(), "Events/ListHistoryBlocks": useAccess(),
 
 	"Keys/CreateKey": adminAccess(), "Keys/ListKeys": adminAccess(), "Keys/RevokeKey": adminAccess(),

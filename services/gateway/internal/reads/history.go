@@ -166,7 +166,7 @@ func (s *Store) inheritedEvents(ctx context.Context, tenant string, a Ancestor, 
 func (s *Store) HistoryBlocks(ctx context.Context, tenant, session, token string, size uint32) (out []*spoolv1.InheritedBlocks, next string, err error) {
 	after := BeforeFirstBlock()
 	if token != "" {
-		if after, err = ParseBlockToken(token); err != nil {
+		if after, err = ParseBlockToken("pageToken", token); err != nil {
 			return nil, "", err
 		}
 	}

@@ -247,14 +247,14 @@ func (t BlockToken) String() string {
 	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%d/%d", t.Seq, t.Ord, t.FirstSeq))
 }
 
-// ParseBlockToken parses a page token that BlockToken.String returned.
-func ParseBlockToken(token string) (t BlockToken, err error) {
+// ParseBlockToken parses a page token that BlockToken.String returned. field is the request field with the token.
+func ParseBlockToken(field, token string) (t BlockToken, err error) {
 	text, err := base64.RawURLEncoding.DecodeString(token)
 	if err == nil {
 		_, err = fmt.Sscanf(string(text), "%d/%d/%d", &t.Seq, &t.Ord, &t.FirstSeq)
 	}
 	if err != nil || t.String() != token {
-		return t, problem.Invalid("pageToken", "%s is not the nextPageToken of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
+		return t, problem.Invalid(field, "%s is not the token of a page of this list", fmt.Sprintf("%+q", truncate.Text(token, 64)))
 	}
 	return t, nil
 }

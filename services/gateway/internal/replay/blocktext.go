@@ -90,9 +90,34 @@ func hasTextInFlight(k events.BlockKind) bool {
 // Blocks returns a session's blocks, with the text in flight of open ones, as reads.Store.Blocks does.
 func (p *Player) Blocks(ctx context.Context, tenant, session, conversation string, take func(bytes int64) error) ([]*spoolv1.Block, uint32, error) {
 	list, open, tip, err := p.cfg.Reads.Blocks(ctx, tenant, session, conversation, take)
-	if err != nil || len(open) == 0 {
-		return list, tip, err
+	if err != nil {
+		return nil, 0, err
 	}
+	return list, tip, p.fillText(ctx, tenant, session, open, list, take)
+}
+
+// NewestBlocks returns a page of a session's blocks, with the text in flight of open ones, as reads.Store.NewestBlocks
+// does. take is called with the number of bytes of text in flight before they are held; its error ends the read.
+func (p *Player) NewestBlocks(ctx context.Context, tenant, session, conversation string, before reads.BlockToken, limit uint32, take func(bytes int64) error) (reads.BlockPage, error) {
+	page, err := p.cfg.Reads.NewestBlocks(ctx, tenant, session, conversation, before, limit)
+	if err != nil {
+		return page, err
+	}
+	return page, p.fillText(ctx, tenant, session, page.Open, page.Blocks, take)
+}
+
+// Block returns one block of a session, with its text in flight if it is open, and the seq up to which it is folded.
+// take is used as in NewestBlocks.
+func (p *Player) Block(ctx context.Context, tenant, session, id string, take func(bytes int64) error) (*spoolv1.Block, uint32, error) {
+	page, err := p.cfg.Reads.Block(ctx, tenant, session, id)
+	if err != nil {
+		return nil, 0, err
+	}
+	return page.Blocks[0], page.Tip, p.fillText(ctx, tenant, session, page.Open, page.Blocks, take)
+}
+
+// fillText sets the content of the open blocks in list to their text in flight.
+func (p *Player) fillText(ctx context.Context, tenant, session string, open []reads.OpenText, list []*spoolv1.Block, take func(bytes int64) error) error {
 	// A tool may run for long. Its block must not make the read of all other texts begin long ago.
 	var texts, others []reads.OpenText
 	for _, o := range open {
@@ -105,10 +130,10 @@ func (p *Player) Blocks(ctx context.Context, tenant, session, conversation strin
 	}
 	for _, group := range [][]reads.OpenText{texts, others} {
 		if _, err := p.FillOpenBlocks(ctx, tenant, session, group, nil, list, take); err != nil {
-			return nil, 0, err
+			return err
 		}
 	}
-	return list, tip, nil
+	return nil
 }
 
 // FillOpenBlocks sets the content of those of blocks that are in open to the text in flight that BlockTextsBefore

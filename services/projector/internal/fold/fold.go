@@ -258,7 +258,10 @@ func (f *batchFold) newEventRow(a *sessionRows, s *Session, position string, e e
 	if f.scratch, err = e.AppendWire(f.scratch[:0], a.key.ID, uint32(s.Tip), position); err != nil {
 		return nil, err
 	}
-	return &Event{Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: validText(string(name)), JSON: validText(string(f.scratch))}, nil
+	return &Event{
+		Tenant: a.key.Tenant, Session: a.key.ID, Seq: s.Tip, Type: validText(string(name)), JSON: validText(string(f.scratch)),
+		At: e.Time, Conversation: validRowID(e.ConversationID),
+	}, nil
 }
 
 // findOrAddSession returns the session's row and marks it as changed. If there is none, it adds the row, with e as the

@@ -127,6 +127,8 @@ type (
 		Seq             int64
 		Type            string
 		JSON            string
+		At              time.Time
+		Conversation    string // "" if the event does not concern a conversation
 	}
 	// ToolCall is a row of the table tool_calls. ID is the column tool_use_id.
 	ToolCall struct {
