@@ -1,0 +1,203 @@
+import { ConnectionError, SpoolError, StreamEndedError, problemOf, type StreamEndReason } from "./errors.js";
+import type { ReplayNotice, SessionEvent } from "./events.js";
+import { isTemporary, sleep, type Http } from "./http.js";
+import { ServerSentEventParser } from "./sse.js";
+import { dropUtf8, utf8Length } from "./text.js";
+
+/** What a stream reports besides its events, for a display of the connection. */
+export type StreamStatus =
+  | { type: "connected"; url: string }
+  | { type: "disconnected"; url: string; error?: unknown; retryInMs: number }
+  | { type: "lag"; lagging: boolean; lagMs: number };
+
+/** Options of a stream. */
+export interface FollowOptions {
+  /** The cursor: the seq of the last event that the caller has; 0 by default. */
+  after?: number | undefined;
+  /** Ends the stream; the iteration throws the signal's reason. */
+  signal?: AbortSignal | undefined;
+  /** Whether the stream returns text in flight (text_delta); true by default. */
+  text?: boolean | undefined;
+  /** Whether events have the metadata of the application; true by default. */
+  metadata?: boolean | undefined;
+  /** A connection without a byte for this long is replaced; 45,000 ms by default. The gateway sends something every 15 s. */
+  idleTimeoutMs?: number | undefined;
+  /** Called when the stream connects, disconnects, or the server's read models fall behind or catch up. */
+  onStatus?: ((status: StreamStatus) => void) | undefined;
+}
+
+/** Options of a replay. */
+export interface ReplayOptions extends Omit<FollowOptions, "after"> {
+  /** A multiple of the original speed, or "max"; 1 by default. */
+  speed?: number | "max" | undefined;
+  /** Seq of the first event; 1 by default. */
+  from?: number | undefined;
+  /** Seq of the last event; by default the session's last event. */
+  to?: number | undefined;
+  /** Replays the events of this execution only. */
+  executionId?: string | undefined;
+}
+
+const notices = new Set(["replay_started", "gap_shortened", "block_whole", "replay_ended"]);
+
+const endReasons: Record<string, StreamEndReason> = {
+  UNAUTHENTICATED: "unauthenticated",
+  FORBIDDEN: "forbidden",
+  SESSION_NOT_FOUND: "deleted",
+  CURSOR_AHEAD: "cursor_ahead",
+  CURSOR_EXPIRED: "cursor_expired",
+};
+
+/**
+ * The events of a session, in order and each once. It connects again after every cut, to the next gateway, and continues
+ * after its cursor. The iteration ends after session_deleted, at the end of a replay, or with a StreamEndedError. It can be
+ * iterated once.
+ */
+export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
+  /** The seq of the last stored event that was returned: the cursor with which another stream continues. */
+  cursor: number;
+  /** Why the stream has ended; undefined while it runs, and after `break` or an abort. */
+  endReason: StreamEndReason | undefined;
+
+  readonly #http: Http;
+  readonly #path: string;
+  readonly #options: FollowOptions & ReplayOptions;
+  readonly #replay: boolean;
+  readonly #shown = new Map<string, number>(); // bytes of the text of open blocks that were returned
+  #iterated = false;
+  #replayTo: number | undefined; // the last event of a replay, once the server has named it
+
+  /** @internal */
+  constructor(http: Http, path: string, options: FollowOptions | ReplayOptions, replay: boolean) {
+    this.#http = http;
+    this.#path = path;
+    this.#options = options;
+    this.#replay = replay;
+    this.cursor = this.#replay ? (this.#options.from ?? 1) - 1 : (this.#options.after ?? 0);
+  }
+
+  async *[Symbol.asyncIterator](): AsyncGenerator<T, void, undefined> {
+    if (this.#iterated) throw new TypeError("the stream was iterated already: open another one after its cursor");
+    this.#iterated = true;
+    const { signal, onStatus } = this.#options;
+    for (let attempt = 0; ; attempt++) {
+      signal?.throwIfAborted();
+      const url = this.#http.gateway;
+      let failure: unknown;
+      try {
+        for await (const item of this.#connect()) {
+          attempt = 0;
+          yield item as T;
+          if (this.endReason) return;
+        }
+        if (this.endReason) return;
+      } catch (error) {
+        signal?.throwIfAborted();
+        if (!(error instanceof SpoolError || error instanceof ConnectionError)) throw error;
+        if (error instanceof SpoolError && !isTemporary(error) && error.status < 500) {
+          this.endReason = endReasons[error.code] ?? "refused";
+          throw new StreamEndedError(this.endReason, this.cursor, error);
+        }
+        failure = error;
+      }
+      this.#http.rotate(url);
+      const least = failure instanceof SpoolError ? (failure.retryAfterMs ?? 0) : 0;
+      const retryInMs = Math.max(least, this.#http.backoff(attempt));
+      onStatus?.({ type: "disconnected", url, error: failure, retryInMs });
+      await sleep(retryInMs, signal);
+    }
+  }
+
+  /** Returns what one connection delivers, without what was returned before. It returns when the connection is cut. */
+  async *#connect(): AsyncGenerator<SessionEvent | ReplayNotice, void, undefined> {
+    for await (const { type, data } of this.#serverSentEvents()) {
+      if (type === "problem") {
+        const problem = problemOf(data);
+        // A reason that is not final, such as SLOW_CLIENT, is a cut: the next request shows whether the stream can continue.
+        throw new SpoolError({ ...problem, status: (problem.code && problem.code in endReasons && problem.status) || 503 });
+      }
+      let value: any;
+      try {
+        value = JSON.parse(data);
+      } catch (cause) {
+        throw new ConnectionError("the connection delivered an event that is not JSON", { cause });
+      }
+      if (type === "lag") this.#options.onStatus?.({ type: "lag", ...value });
+      else if (notices.has(type)) yield* this.#noticed({ type, ...value });
+      else if (type === "text_delta") yield* this.#fresh(value);
+      else if (value.seq > this.cursor) {
+        if (!this.#replay && value.seq !== this.cursor + 1) throw new ConnectionError(`event ${value.seq} came after event ${this.cursor}`);
+        this.cursor = value.seq;
+        if (type === "block_complete") this.#shown.delete(value.data?.block?.id);
+        if (type === "session_deleted" && !this.#replay) this.endReason = "deleted";
+        yield value;
+      }
+    }
+  }
+
+  *#noticed(notice: ReplayNotice): Generator<ReplayNotice> {
+    if (notice.type === "replay_started") {
+      if (this.#replayTo !== undefined) return; // it continues after a cut
+      this.#replayTo = notice.to;
+    }
+    if (notice.type === "replay_ended") this.endReason = "replayed";
+    yield notice;
+  }
+
+  /** Returns the part of a text_delta that was not returned before. */
+  *#fresh(event: SessionEvent): Generator<SessionEvent> {
+    if (this.#options.text === false) return;
+    const { blockId, offset, delta } = event.data as { blockId: string; offset: number; delta: string };
+    const shown = this.#shown.get(blockId) ?? 0;
+    const end = offset + utf8Length(delta);
+    if (offset > shown) yield event; // after a gap: a BlockView keeps it
+    else if (end > shown) {
+      this.#shown.set(blockId, end);
+      yield offset === shown ? event : { ...event, data: { blockId, offset: shown, delta: dropUtf8(delta, shown - offset) } };
+    }
+  }
+
+  async *#serverSentEvents() {
+    const { signal, idleTimeoutMs = 45_000, metadata, speed, from, executionId, onStatus } = this.#options;
+    const connection = new AbortController();
+    const abort = () => connection.abort(signal?.reason);
+    signal?.addEventListener("abort", abort);
+    let idle: ReturnType<typeof setTimeout> | undefined;
+    // The consumer may take any time between two reads, so only reads are timed.
+    const timed = async <V>(wait: Promise<V>): Promise<V> => {
+      idle = setTimeout(() => connection.abort(new Error(`nothing arrived for ${idleTimeoutMs} ms`)), idleTimeoutMs);
+      try {
+        return await wait;
+      } catch (error) {
+        if (error instanceof SpoolError || error instanceof ConnectionError) throw error;
+        throw new ConnectionError(`the connection failed: ${String(connection.signal.reason ?? error)}`, { cause: error });
+      } finally {
+        clearTimeout(idle);
+      }
+    };
+    try {
+      const query = this.#replay
+        ? { replay: 1, speed, from, to: this.#replayTo ?? this.#options.to, executionId, metadata }
+        : { after: this.cursor, metadata };
+      const headers: Record<string, string> = { Accept: "text/event-stream" };
+      if (this.#replayTo !== undefined && this.cursor > 0) headers["Last-Event-ID"] = String(this.cursor);
+      const response = await timed(
+        this.#http.once({ method: "GET", path: this.#path, query, headers, signal: connection.signal, repeatable: true }),
+      );
+      if (response.status === 204) {
+        this.endReason = "replayed"; // the cut was after the last event
+        return;
+      }
+      if (!response.body || !response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
+        throw new ConnectionError(`the answer is not a stream of events but ${response.headers.get("Content-Type")}`);
+      }
+      onStatus?.({ type: "connected", url: this.#http.gateway });
+      const parser = new ServerSentEventParser();
+      const reader = response.body.getReader();
+      for (let chunk; !(chunk = await timed(reader.read())).done; ) yield* parser.push(chunk.value);
+    } finally {
+      signal?.removeEventListener("abort", abort);
+      connection.abort();
+    }
+  }
+}
