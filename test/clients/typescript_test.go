@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/coder/websocket"
+
 	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
@@ -55,6 +57,10 @@ type cutter struct {
 }
 
 func (c *cutter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Upgrade") != "" {
+		c.serveSocket(w, r)
+		return
+	}
 	req, err := http.NewRequestWithContext(r.Context(), r.Method, c.gateway+r.URL.RequestURI(), r.Body)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
@@ -101,6 +107,37 @@ func (c *cutter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// serveSocket passes on the first message of the client and the messages of the gateway, up to the first event.
+func (c *cutter) serveSocket(w http.ResponseWriter, r *http.Request) {
+	//nolint:bodyclose // after Dial the body never needs to be closed
+	gateway, _, err := websocket.Dial(r.Context(), "ws"+strings.TrimPrefix(c.gateway, "http")+r.URL.RequestURI(), nil)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer func() { _ = gateway.CloseNow() }()
+	gateway.SetReadLimit(16 << 20)
+	client, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return // Accept has sent the response
+	}
+	defer func() { _ = client.CloseNow() }()
+	_, join, err := client.Read(r.Context())
+	if err == nil {
+		err = gateway.Write(r.Context(), websocket.MessageText, join)
+	}
+	for err == nil {
+		var message []byte
+		if _, message, err = gateway.Read(r.Context()); err == nil {
+			err = client.Write(r.Context(), websocket.MessageText, message)
+		}
+		if bytes.Contains(message, []byte(`"type":"session:event"`)) {
+			c.cuts.Add(1)
+			return
+		}
+	}
+}
+
 // TestTypeScript_CutAfterEveryEvent tests that a client whose connection is cut after every event and every piece of
 // text, on two gateways in turn, receives each event once and shows the blocks of the API.
 func TestTypeScript_CutAfterEveryEvent(t *testing.T) {
@@ -111,6 +148,14 @@ func TestTypeScript_CutAfterEveryEvent(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := harness.New(t, harness.Options{Gateways: 2, Script: string(script)})
+	for _, transport := range []string{"sse", "websocket"} {
+		t.Run(transport, func(t *testing.T) { followWithCuts(t, c.ForSubtest(t), transport) })
+	}
+}
+
+// followWithCuts runs a client in Node that follows a session during three turns, and checks what it received.
+func followWithCuts(t *testing.T, c *harness.Cluster, transport string) {
+	t.Helper()
 	var urls []string
 	var cutters []*cutter
 	for i := range 2 {
@@ -121,8 +166,8 @@ func TestTypeScript_CutAfterEveryEvent(t *testing.T) {
 	}
 	session := c.CreateSession("spool", nil)
 	const turns = 3
-	cmd := exec.CommandContext(t.Context(), "node", "testdata/follow.mjs")
-	cmd.Env = append(os.Environ(), "SPOOL_URLS="+strings.Join(urls, ","), "SESSION="+session, "TURNS="+strconv.Itoa(turns))
+	cmd := exec.CommandContext(t.Context(), "node", "--experimental-websocket", "testdata/follow.mjs")
+	cmd.Env = append(os.Environ(), "SPOOL_URLS="+strings.Join(urls, ","), "SESSION="+session, "TRANSPORT="+transport, "TURNS="+strconv.Itoa(turns))
 	var out, problems bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &problems
 	if err := cmd.Start(); err != nil {
@@ -163,7 +208,8 @@ func TestTypeScript_CutAfterEveryEvent(t *testing.T) {
 		t.Errorf("text in flight of %d blocks came, want at least %d", len(got.Texts), turns)
 	}
 	for id, text := range got.Texts {
-		if !strings.HasPrefix(content[id], text) {
+		// The streamed input of a tool call is not part of its complete block.
+		if content[id] != "" && !strings.HasPrefix(content[id], text) {
 			t.Errorf("the pieces of %s add up to\n%q, its text is\n%q", id, text, content[id])
 		}
 	}
@@ -174,5 +220,38 @@ func TestTypeScript_CutAfterEveryEvent(t *testing.T) {
 		if n := int(cut.cuts.Load()); n < len(got.Seqs)/3 {
 			t.Errorf("gateway %d was cut %d times in %d events", i, n, len(got.Seqs))
 		}
+	}
+}
+
+// TestTypeScript_ReadmeExampleRuns runs the example in the README of the client.
+func TestTypeScript_ReadmeExampleRuns(t *testing.T) {
+	t.Parallel()
+	needTypeScript(t)
+	page, err := os.ReadFile("../../clients/typescript/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(page), "```ts\n")
+	example, _, ok := strings.Cut(rest, "```\n")
+	const url = "http://127.0.0.1:7700"
+	if !ok || !strings.Contains(example, url) {
+		t.Fatalf("the page has no example with %s", url)
+	}
+	c := harness.New(t, harness.Options{})
+	// Below the package's folder, its name stands for the package itself.
+	file := "../../clients/typescript/dist/readme.mjs"
+	if err := os.WriteFile(file, []byte(strings.ReplaceAll(example, url, c.URL(0))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), "node", file).CombinedOutput()
+	var list struct {
+		Sessions []struct{ SessionID string }
+	}
+	c.Call(0, "GET", "/api/sessions", nil, &list)
+	for _, s := range list.Sessions {
+		c.DeleteSession(s.SessionID)
+	}
+	if err != nil || !bytes.Contains(out, []byte("assistant_text")) {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -37,8 +37,13 @@ export async function call<O extends Operation>(http: Http, operation: O, params
     headers,
     signal: options.signal,
     // One key for all attempts, so that the operation happens once.
-    idempotencyKey: op.idempotencyKey ? (options.idempotencyKey ?? crypto.randomUUID()) : undefined,
+    idempotencyKey: op.idempotencyKey ? (options.idempotencyKey ?? newIdempotencyKey()) : undefined,
     repeatable: op.idempotencyKey || op.method !== "POST",
   });
   return (op.json ? await response.json() : response) as CallResult<O>;
+}
+
+function newIdempotencyKey(): string {
+  // crypto.randomUUID does not exist in pages that were loaded without TLS.
+  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -21,6 +21,11 @@ export interface ClientOptions {
   retry?: RetryOptions;
   /** Used in place of the global fetch. */
   fetch?: typeof fetch;
+  /**
+   * Opens a WebSocket with headers, for streams by WebSocket. By default the global WebSocket, which Node has from version 22
+   * on, or with --experimental-websocket.
+   */
+  openWebSocket?: (url: string, headers: Record<string, string>) => WebSocket;
 }
 
 /** Options of one call. */
@@ -131,8 +136,18 @@ export class Http {
     return Math.random() * Math.min(this.retry.maxDelayMs, this.retry.minDelayMs * 2 ** Math.min(attempt, 30));
   }
 
+  /** Opens a WebSocket to the gateway. */
+  async openWebSocket(): Promise<WebSocket> {
+    const headers = Object.fromEntries(await this.headers());
+    const url = `${this.gateway.replace(/^http/, "ws")}/api/ws`;
+    if (this.#options.openWebSocket) return this.#options.openWebSocket(url, headers);
+    if (Object.keys(headers).length === 0) return new WebSocket(url);
+    if (!("process" in globalThis)) throw new TypeError("a browser cannot send an API key on a WebSocket: use transport sse");
+    return new WebSocket(url, { headers } as unknown as string); // an extension of Node
+  }
+
   /** Returns the headers that all requests have. */
-  async headers(): Promise<Headers> {
+  private async headers(): Promise<Headers> {
     const headers = new Headers();
     const { apiKey, user } = this.#options;
     const key = typeof apiKey === "function" ? await apiKey() : apiKey;

@@ -48,12 +48,12 @@ export class Session {
 
   /** Follows the session: returns its events after a cursor, and then new ones as they come. */
   follow(options: FollowOptions = {}): EventStream {
-    return new EventStream(this.http, this.#streamPath(), options, false);
+    return new EventStream(this.http, this.id, options, false);
   }
 
   /** Plays the session again, with the original times between the events. */
   replay(options: ReplayOptions = {}): EventStream<SessionEvent | ReplayNotice> {
-    return new EventStream(this.http, this.#streamPath(), options, true);
+    return new EventStream(this.http, this.id, options, true);
   }
 
   /** Returns the blocks of the session, and the seq of the last event that is folded into them. */
@@ -103,10 +103,6 @@ export class Session {
       if (event.executionId === executionId && isTerminal(event)) return read(event.position);
     }
     throw new Error(`session ${this.id} was deleted before execution ${executionId} ended`);
-  }
-
-  #streamPath(): string {
-    return expandPath("/api/sessions/{id}/events/stream", { id: this.id });
   }
 
   #call<O extends SessionOperation>(operation: O, params: Omit<CallParams<O>, "path">, options?: CallOptions): Promise<CallResult<O>> {

@@ -1,6 +1,6 @@
-import { ConnectionError, SpoolError, StreamEndedError, problemOf, type StreamEndReason } from "./errors.js";
+import { ConnectionError, SpoolError, StreamEndedError, type StreamEndReason } from "./errors.js";
 import type { ReplayNotice, SessionEvent } from "./events.js";
-import { isTemporary, sleep, type Http } from "./http.js";
+import { expandPath, isTemporary, sleep, type Http } from "./http.js";
 import { ServerSentEventParser } from "./sse.js";
 import { dropUtf8, utf8Length } from "./text.js";
 
@@ -16,6 +16,11 @@ export interface FollowOptions {
   after?: number | undefined;
   /** Ends the stream; the iteration throws the signal's reason. */
   signal?: AbortSignal | undefined;
+  /**
+   * "sse" (the default) or "websocket". A browser cannot send an API key on a WebSocket, and a WebSocket has no idle timeout
+   * after the session was joined.
+   */
+  transport?: "sse" | "websocket" | undefined;
   /** Whether the stream returns text in flight (text_delta); true by default. */
   text?: boolean | undefined;
   /** Whether events have the metadata of the application; true by default. */
@@ -40,13 +45,21 @@ export interface ReplayOptions extends Omit<FollowOptions, "after"> {
 
 const notices = new Set(["replay_started", "gap_shortened", "block_whole", "replay_ended"]);
 
-const endReasons: Record<string, StreamEndReason> = {
-  UNAUTHENTICATED: "unauthenticated",
-  FORBIDDEN: "forbidden",
-  SESSION_NOT_FOUND: "deleted",
-  CURSOR_AHEAD: "cursor_ahead",
-  CURSOR_EXPIRED: "cursor_expired",
+/** The errors that end a stream: the reason, and the status, which a WebSocket does not send. */
+const endings: Record<string, [StreamEndReason, number]> = {
+  UNAUTHENTICATED: ["unauthenticated", 401],
+  FORBIDDEN: ["forbidden", 403],
+  SESSION_NOT_FOUND: ["deleted", 404],
+  CURSOR_AHEAD: ["cursor_ahead", 409],
+  CURSOR_EXPIRED: ["cursor_expired", 410],
+  INVALID_REQUEST: ["refused", 400],
 };
+
+/** One message of a connection: an event, text in flight, or "lag", "problem" and the notices of a replay. */
+interface Frame {
+  type: string;
+  value: any;
+}
 
 /**
  * The events of a session, in order and each once. It connects again after every cut, to the next gateway, and continues
@@ -60,6 +73,7 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
   endReason: StreamEndReason | undefined;
 
   readonly #http: Http;
+  readonly #sessionId: string;
   readonly #path: string;
   readonly #options: FollowOptions & ReplayOptions;
   readonly #replay: boolean;
@@ -68,9 +82,10 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
   #replayTo: number | undefined; // the last event of a replay, once the server has named it
 
   /** @internal */
-  constructor(http: Http, path: string, options: FollowOptions | ReplayOptions, replay: boolean) {
+  constructor(http: Http, sessionId: string, options: FollowOptions | ReplayOptions, replay: boolean) {
     this.#http = http;
-    this.#path = path;
+    this.#sessionId = sessionId;
+    this.#path = expandPath("/api/sessions/{id}/events/stream", { id: sessionId });
     this.#options = options;
     this.#replay = replay;
     this.cursor = this.#replay ? (this.#options.from ?? 1) - 1 : (this.#options.after ?? 0);
@@ -86,6 +101,7 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
       let failure: unknown;
       try {
         for await (const item of this.#connect()) {
+          signal?.throwIfAborted();
           attempt = 0;
           yield item as T;
           if (this.endReason) return;
@@ -95,7 +111,7 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
         signal?.throwIfAborted();
         if (!(error instanceof SpoolError || error instanceof ConnectionError)) throw error;
         if (error instanceof SpoolError && !isTemporary(error) && error.status < 500) {
-          this.endReason = endReasons[error.code] ?? "refused";
+          this.endReason = endings[error.code]?.[0] ?? "refused";
           throw new StreamEndedError(this.endReason, this.cursor, error);
         }
         failure = error;
@@ -110,18 +126,10 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
 
   /** Returns what one connection delivers, without what was returned before. It returns when the connection is cut. */
   async *#connect(): AsyncGenerator<SessionEvent | ReplayNotice, void, undefined> {
-    for await (const { type, data } of this.#serverSentEvents()) {
-      if (type === "problem") {
-        const problem = problemOf(data);
-        // A reason that is not final, such as SLOW_CLIENT, is a cut: the next request shows whether the stream can continue.
-        throw new SpoolError({ ...problem, status: (problem.code && problem.code in endReasons && problem.status) || 503 });
-      }
-      let value: any;
-      try {
-        value = JSON.parse(data);
-      } catch (cause) {
-        throw new ConnectionError("the connection delivered an event that is not JSON", { cause });
-      }
+    const frames = this.#options.transport === "websocket" ? this.#webSocketFrames() : this.#serverSentEvents();
+    for await (const { type, value } of frames) {
+      // A reason that is not final, such as SLOW_CLIENT, is a cut: the next request shows whether the stream can continue.
+      if (type === "problem") throw new SpoolError({ ...value, status: endings[value.code]?.[1] ?? 503 });
       if (type === "lag") this.#options.onStatus?.({ type: "lag", ...value });
       else if (notices.has(type)) yield* this.#noticed({ type, ...value });
       else if (type === "text_delta") yield* this.#fresh(value);
@@ -157,7 +165,7 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
     }
   }
 
-  async *#serverSentEvents() {
+  async *#serverSentEvents(): AsyncGenerator<Frame, void, undefined> {
     const { signal, idleTimeoutMs = 45_000, metadata, speed, from, executionId, onStatus } = this.#options;
     const connection = new AbortController();
     const abort = () => connection.abort(signal?.reason);
@@ -194,10 +202,80 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
       onStatus?.({ type: "connected", url: this.#http.gateway });
       const parser = new ServerSentEventParser();
       const reader = response.body.getReader();
-      for (let chunk; !(chunk = await timed(reader.read())).done; ) yield* parser.push(chunk.value);
+      for (let chunk; !(chunk = await timed(reader.read())).done; ) {
+        for (const { type, data } of parser.push(chunk.value)) yield { type, value: parseJson(data) };
+      }
     } finally {
       signal?.removeEventListener("abort", abort);
       connection.abort();
     }
+  }
+
+  async *#webSocketFrames(): AsyncGenerator<Frame, void, undefined> {
+    const { signal, idleTimeoutMs = 45_000, metadata, speed, executionId, onStatus } = this.#options;
+    const to = this.#replayTo ?? this.#options.to;
+    const from = this.#replayTo === undefined ? this.#options.from : this.cursor + 1;
+    if (from !== undefined && to !== undefined && this.#replayTo !== undefined && from > to) {
+      this.endReason = "replayed"; // the cut was after the last event
+      return;
+    }
+    const socket = await this.#http.openWebSocket();
+    const inbox: Frame[] = [];
+    let failure: Error | undefined;
+    let joined = false;
+    let wake = () => {};
+    const fail = (error: Error) => {
+      failure ??= error;
+      wake();
+    };
+    const abort = () => fail(new ConnectionError("aborted"));
+    const late = setTimeout(() => fail(new ConnectionError(`the session was not joined in ${idleTimeoutMs} ms`)), idleTimeoutMs);
+    signal?.addEventListener("abort", abort);
+    socket.onclose = socket.onerror = () => fail(new ConnectionError("the WebSocket was cut"));
+    socket.onopen = () => {
+      const about = { type: "session:join", requestId: "1", sessionId: this.#sessionId, metadata };
+      socket.send(JSON.stringify(this.#replay ? { ...about, replay: true, speed, from, to, executionId } : { ...about, after: this.cursor }));
+    };
+    socket.onmessage = ({ data }) => {
+      try {
+        const message = parseJson(String(data));
+        const { type, sessionId, ...fields } = message;
+        if (type === "session:event") inbox.push({ type: message.event.type, value: message.event });
+        else if (type === "error") inbox.push({ type: "problem", value: { code: fields.code, detail: fields.message, field: fields.field, tip: fields.tip } });
+        else if (type === "session:left") fail(new ConnectionError("the gateway ended the stream"));
+        else if (type === "session:joined") {
+          joined = true;
+          clearTimeout(late);
+          onStatus?.({ type: "connected", url: this.#http.gateway });
+        } else if (type !== "session:snapshot") inbox.push({ type: String(type).replace(/^session:/, ""), value: fields });
+        wake();
+      } catch (error) {
+        fail(error as Error);
+      }
+    };
+    try {
+      for (;;) {
+        for (let i = 0; i < inbox.length; i++) yield inbox[i]!;
+        inbox.length = 0;
+        if (failure) break;
+        await new Promise<void>((resolve) => (wake = resolve));
+      }
+      // A refused handshake does not say why; a request does.
+      if (!joined) await this.#http.once({ method: "GET", path: this.#path.replace(/\/events\/stream$/, ""), signal, repeatable: true });
+      throw failure;
+    } finally {
+      clearTimeout(late);
+      signal?.removeEventListener("abort", abort);
+      socket.onclose = socket.onerror = socket.onmessage = socket.onopen = null;
+      socket.close();
+    }
+  }
+}
+
+function parseJson(text: string): any {
+  try {
+    return JSON.parse(text);
+  } catch (cause) {
+    throw new ConnectionError("the connection delivered an event that is not JSON", { cause });
   }
 }

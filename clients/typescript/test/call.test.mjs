@@ -50,7 +50,7 @@ test("one Idempotency-Key is kept over the attempts of a call, and each call has
   await client.session("ses_1").post("hello");
   await client.session("ses_1").post("hello", { idempotencyKey: "mine" });
   assert.equal(keys.length, 6);
-  assert.match(keys[0], /^[0-9a-f-]{36}$/);
+  assert.match(keys[0], /^[0-9a-f]{32}$/);
   assert.deepEqual(keys.slice(0, 4), Array(4).fill(keys[0]));
   assert.notEqual(keys[4], keys[0]);
   assert.equal(keys[5], "mine");

@@ -194,3 +194,55 @@ test("a replay continues after a cut up to the event at which it began to end", 
     [{ replay: "1", speed: "max", from: "2", to: "4" }, "4"],
   ]);
 });
+
+/** A WebSocket that a test drives: answer is called with each message of the client. */
+function fakeSocket(answer, joins) {
+  const socket = { close() {}, send: (text) => (joins.push(JSON.parse(text)), answer((message) => socket.onmessage?.({ data: JSON.stringify(message) }), () => socket.onclose?.())) };
+  setImmediate(() => socket.onopen?.());
+  return socket;
+}
+
+test("by WebSocket a stream continues after cuts, and ends with the reason", async () => {
+  const joins = [];
+  const session = (send) => (event) => send({ type: "session:event", sessionId: "ses_1", event });
+  const answers = [
+    (send, cut) => (send({ type: "session:joined", requestId: "1", seq: 3 }), session(send)(stored(1)), send({ type: "session:lag", lagging: true, lagMs: 5 }), cut()),
+    (send, cut) => (send({ type: "session:joined", requestId: "1", seq: 3 }), session(send)(stored(2)), session(send)(stored(2)), cut()),
+    (send) => send({ type: "error", code: "UNAVAILABLE", message: "later" }),
+    (send) => (send({ type: "error", code: "CURSOR_AHEAD", message: "why", tip: 1 }), send({ type: "session:snapshot", seq: 1, blocks: [] })),
+  ];
+  const lags = [];
+  const client = clientOf("http://127.0.0.1:9", { apiKey: "key", openWebSocket: (url, headers) => {
+    assert.deepEqual([url, headers], ["ws://127.0.0.1:9/api/ws", { authorization: "Bearer key" }]);
+    return fakeSocket(answers.shift(), joins);
+  } });
+  const stream = client.session("ses_1").follow({ transport: "websocket", onStatus: (s) => s.type === "lag" && lags.push(s) });
+  const seqs = [];
+  await assert.rejects(async () => {
+    for await (const event of stream) seqs.push(event.seq);
+  }, { reason: "cursor_ahead", status: 409, tip: 1, cursor: 2 });
+  assert.deepEqual(seqs, [1, 2]);
+  assert.deepEqual(joins.map((j) => [j.type, j.sessionId, j.after]), [0, 1, 2, 2].map((after) => ["session:join", "ses_1", after]));
+  assert.deepEqual(lags, [{ type: "lag", lagging: true, lagMs: 5 }]);
+});
+
+test("by WebSocket a replay continues after a cut, and ends", async () => {
+  const joins = [];
+  const answers = [
+    (send, cut) => (send({ type: "session:joined" }), send({ type: "session:replay_started", sessionId: "ses_1", from: 1, to: 2, tip: 2, speed: "max" }), send({ type: "session:event", event: stored(1) }), cut()),
+    (send) => (send({ type: "session:joined" }), send({ type: "session:replay_started", from: 2, to: 2 }), send({ type: "session:event", event: stored(2) }), send({ type: "session:replay_ended", seq: 2 }), send({ type: "session:left" })),
+  ];
+  const stream = clientOf("http://127.0.0.1:9", { openWebSocket: () => fakeSocket(answers.shift(), joins) }).session("ses_1").replay({ transport: "websocket", speed: "max" });
+  assert.deepEqual((await collect(stream)).map((e) => e.type), ["replay_started", "log", "log", "replay_ended"]);
+  assert.deepEqual(joins.map((j) => [j.replay, j.speed, j.from, j.to]), [[true, "max", undefined, undefined], [true, "max", 2, 2]]);
+});
+
+test("a refused handshake of a WebSocket ends the stream with the reason that a request shows", async (t) => {
+  const url = await serve(t, (_, response) => problem(response, 401, "UNAUTHENTICATED"));
+  const openWebSocket = () => {
+    const socket = { close() {} };
+    setImmediate(() => socket.onerror());
+    return socket;
+  };
+  await assert.rejects(collect(clientOf(url, { openWebSocket }).session("ses_1").follow({ transport: "websocket" })), { reason: "unauthenticated" });
+});
