@@ -14,6 +14,10 @@ type LiveMessage struct {
 	Events  []events.WireEvent `json:"events"` // stored events, ascending by seq, without a gap in the message
 }
 
+// ChangesToken stands in place of a session in the subject of LIVE on which the projector announces that lists of a tenant's sessions show something
+// new. The message is empty: gateways read the changes from Postgres.
+const ChangesToken = "changes"
+
 // ProjectorStarted is the message that a projector sends on topology.ProjectorStartSubject when it starts to lead a group. Its
 // predecessor may not have announced all commits on LIVE, so gateways compare their sessions of the group with the read
 // models.

@@ -111,7 +111,7 @@ const FrameFilter = "dl.*.*"
 func ExecutorCtlSubject(executor string) string { return "ctl." + executor }
 
 // LiveFilter matches the core subjects on which projectors announce committed changes to gateways
-// (events.LiveSubject). No stream stores these messages: a gateway that misses one reads the change from Postgres.
+// (events.LiveSubject; readmodel.ChangesToken in place of a session). No stream stores these messages: a gateway that misses one reads the change from Postgres.
 const LiveFilter = "live.*.*"
 
 // ProjectorStartSubject is the core subject on which a projector announces its start, so that gateways look for events that

@@ -34,6 +34,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/api"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/changes"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/cors"
 	"github.com/spoolhq/spool/services/gateway/internal/dead"
@@ -75,6 +76,7 @@ type Gateway struct {
 	cfg          Config
 	deps         Deps
 	hub          *live.Hub
+	changes      *changes.Hub
 	keyWatch     *auth.KeyWatch
 	limitsWatch  *budget.Watch // limits of tenants
 	socket       *socket.Handler
@@ -149,6 +151,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	g.hub = live.NewHub(live.Config{
 		ReadModels: g.store, Partitions: g.deps.Partitions, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout, LagAfter: g.cfg.LagAfter, Metrics: counts.LiveMetrics(),
 	})
+	g.changes = changes.NewHub(changes.Config{ReadModels: g.store, NATS: g.deps.NATS, Logger: g.deps.Logger, Admission: admissions, BytesTimeout: bytesTimeoutFactor * g.cfg.WriteTimeout})
 	sealer, err := g.sealer(js)
 	if err != nil {
 		return err
@@ -158,7 +161,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
 		Auth: authenticator, SignIn: signIns, Dead: dead.New(js), Quota: stored, Admission: admissions,
-		Reads: g.store, Live: g.hub, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
+		Reads: g.store, Live: g.hub, Changes: g.changes, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.storageWatch, Quota: stored.CheckLimit, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			OnOutcome: counts.CountCommand, OnStored: g.hub.RecordCommit,
@@ -177,7 +180,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 		},
 	}
 	g.socket = socket.New(socket.Config{
-		Admission: admissions, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Player: player, Reads: g.store, Watch: g.keyWatch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
+		Admission: admissions, ReadTimeout: g.cfg.ReadTimeout, Live: g.hub, Changes: g.changes, Player: player, Reads: g.store, Watch: g.keyWatch, Logger: g.deps.Logger, WriteTimeout: g.cfg.WriteTimeout,
 		Decide: server.DecideInSession,
 		Opened: func() func() { return counts.BeginStream("ws") },
 		Sent:   func(n int) { counts.CountSent("ws", n) },
@@ -188,7 +191,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 		Admission: admissions, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
 		CORS: cors.Policy{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{
-			Admission: admissions, Live: g.hub, Player: player, Watch: g.keyWatch, WriteTimeout: g.cfg.WriteTimeout,
+			Admission: admissions, Live: g.hub, Changes: g.changes, Player: player, Watch: g.keyWatch, WriteTimeout: g.cfg.WriteTimeout,
 			Opened: func() func() { return counts.BeginStream("sse") },
 			Sent:   func(n int) { counts.CountSent("sse", n) },
 			Cut:    func(code string) { counts.CountCut("sse", code) },
@@ -299,7 +302,11 @@ func (g *Gateway) Run(ctx context.Context) error {
 			}
 		})
 	}
-	start("deliver LIVE", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
+	start("follow changes", func() error {
+		return g.changes.Run(run, func() {
+			start("deliver LIVE", func() error { return g.hub.Run(run, func() { close(g.ready) }) })
+		})
+	})
 	start("watch the space in NATS", func() error { return g.storageWatch.Run(run) })
 	start("watch API keys", func() error { g.keyWatch.Run(run); return nil })
 	start("watch tenant limits", func() error { return g.limitsWatch.Run(run) })

@@ -251,7 +251,7 @@ func (w *world) commit(tenant, session string, list []events.Event) {
 	for i, e := range list {
 		live.Events = append(live.Events, p.event(e, i))
 	}
-	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now() WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position)
+	p.do("UPDATE sessions SET tip = $3, tip_position = $4, updated_at = now(), changed_at = $5 WHERE tenant = $1 AND id = $2", tenant, session, int64(f.seq), f.position, w.position)
 	p.do("UPDATE checkpoints SET position = $2 WHERE grp = $1", events.Partitioning(topology.DefaultPartitions).GroupOfID(session), w.position)
 	if err := tx.Commit(ctx); err != nil {
 		w.t.Error(err) // not Fatal, because another goroutine may have called
@@ -259,6 +259,7 @@ func (w *world) commit(tenant, session string, list []events.Event) {
 	live.Tip = f.seq
 	if !w.unannounced {
 		w.announce(tenant, live)
+		must(w.t, w.projector.Publish(events.LiveSubject(tenant, readmodel.ChangesToken), nil))
 	}
 }
 
@@ -344,7 +345,7 @@ func (p projection) event(e events.Event, i int) events.WireEvent {
 	case events.ApprovalRequested, events.ApprovalDecided, events.ApprovalResolved, events.ApprovalRetracted:
 		p.approval(e)
 	case events.SessionDeleted:
-		p.do("INSERT INTO deleted_sessions (tenant, id, grp, deleted_at, parent, forked) SELECT tenant, id, grp, now(), parent, forked FROM sessions WHERE tenant = $1 AND id = $2", f.tenant, f.id)
+		p.do("INSERT INTO deleted_sessions (tenant, id, grp, deleted_at, parent, forked, agent, changed_at) SELECT tenant, id, grp, now(), parent, forked, agent, $3 FROM sessions WHERE tenant = $1 AND id = $2", f.tenant, f.id, p.w.position)
 		for _, table := range []string{"sessions WHERE tenant = $1 AND id", "executions WHERE tenant = $1 AND session", "approvals WHERE tenant = $1 AND session"} {
 			p.do("DELETE FROM "+table+" = $2", f.tenant, f.id)
 		}

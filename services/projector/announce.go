@@ -45,8 +45,13 @@ func (a *announcer) announceChanges(list []fold.Announcement) error {
 		}
 		a.lostMessage = false
 	}
+	changed := map[string]bool{}
 	for _, l := range list {
 		var err error
+		if l.Changed && !changed[l.Session.Tenant] {
+			changed[l.Session.Tenant] = true
+			err = a.nc.Publish(events.LiveSubject(l.Session.Tenant, readmodel.ChangesToken), nil)
+		}
 		for _, m := range encodeAnnouncement(l, maxAnnouncementBytes) {
 			err = errors.Join(err, a.nc.Publish(events.LiveSubject(l.Session.Tenant, l.Session.ID), m))
 		}

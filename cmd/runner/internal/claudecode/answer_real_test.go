@@ -3,30 +3,10 @@ package claudecode_test
 import (
 	"testing"
 
-	"github.com/spoolhq/spool/cmd/mockllm/server"
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
-	"github.com/spoolhq/spool/pkg/runner"
 )
 
-// The CLI's own result has only the last text block of an answer.
-func TestResult_HoldsTheWholeLastAnswer(t *testing.T) {
+func TestAnswers_AreWholeAndHaveTheirCodes(t *testing.T) {
 	t.Parallel()
-	script, err := server.ParseScript(t.Name(), []byte(`
-rules:
-  - match: {user: compare}
-    steps:
-      - {text: "I look first."}
-      - {tools: [{name: Bash, input: {command: "true", description: look}}]}
-      - {text: "First part."}
-      - {thinking: "A second part is needed."}
-      - {text: "Second part."}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	b := agenttest.NewHarnessWithScript(t, subject, script)
-	end := b.RunTurn("compare", nil).Ended()
-	if want := "First part.\n\nSecond part."; end.Outcome != runner.OutcomeCompleted || end.Result != want {
-		t.Errorf("ended %+v, want the result %q", end, want)
-	}
+	agenttest.CheckAnswers(t, subject, `{name: Bash, input: {command: "true", description: look}}`)
 }

@@ -155,7 +155,7 @@ func (f *followIteration) isFinal(err error) bool {
 func (f *followIteration) readConnection(ctx context.Context) (joined bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conn, err := f.dialWebSocket(ctx)
+	conn, err := f.client.dialWebSocket(ctx)
 	if err != nil {
 		return false, err
 	}
@@ -337,13 +337,13 @@ func (f *followIteration) yieldSnapshot(cause *Error, m serverMessage) error {
 }
 
 // dialWebSocket opens the WebSocket to the gateway. The error is an *Error if the gateway refused the connection.
-func (f *followIteration) dialWebSocket(ctx context.Context) (*websocket.Conn, error) {
+func (c *Client) dialWebSocket(ctx context.Context) (*websocket.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, webSocketDialTimeout)
 	defer cancel()
-	u := *f.client.base.JoinPath("api", "ws")
+	u := *c.base.JoinPath("api", "ws")
 	u.Scheme = strings.Replace(u.Scheme, "http", "ws", 1)
 	//nolint:bodyclose // after Dial the body never needs to be closed
-	conn, resp, err := websocket.Dial(ctx, u.String(), &websocket.DialOptions{HTTPClient: f.client.cfg.HTTP, HTTPHeader: f.client.requestHeader()})
+	conn, resp, err := websocket.Dial(ctx, u.String(), &websocket.DialOptions{HTTPClient: c.cfg.HTTP, HTTPHeader: c.requestHeader()})
 	if err == nil {
 		return conn, nil
 	}
@@ -354,7 +354,7 @@ func (f *followIteration) dialWebSocket(ctx context.Context) (*websocket.Conn, e
 	if readErr != nil {
 		return nil, errors.Join(err, readErr)
 	}
-	return nil, f.client.responseError(resp, bytes.TrimSpace(body))
+	return nil, c.responseError(resp, bytes.TrimSpace(body))
 }
 
 // keepAlive sends pings until ctx ends, and closes the connection when the server does not respond to one.

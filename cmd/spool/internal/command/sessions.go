@@ -14,9 +14,10 @@ import (
 )
 
 type sessionsCommand struct {
-	Ls   sessionsLsCommand   `cmd:"" help:"List sessions, newest first."`
-	Show sessionsShowCommand `cmd:"" help:"Show a session and its executions."`
-	Rm   sessionsRmCommand   `cmd:"" help:"Delete sessions permanently; running executions are cancelled."`
+	Ls    sessionsLsCommand    `cmd:"" help:"List sessions, newest first."`
+	Watch sessionsWatchCommand `cmd:"" help:"Show changes of sessions as they happen."`
+	Show  sessionsShowCommand  `cmd:"" help:"Show a session and its executions."`
+	Rm    sessionsRmCommand    `cmd:"" help:"Delete sessions permanently; running executions are cancelled."`
 
 	Sync      sessionsSyncCommand      `cmd:"" help:"Request a snapshot of the workspace now."`
 	Terminate sessionsTerminateCommand `cmd:"" help:"Terminate sandboxes at once, with everything that runs in them; the sessions continue from their last snapshots."`
@@ -97,6 +98,35 @@ func (c *sessionsLsCommand) Run(a *app) error {
 			func(s *spoolv1.Session) []any {
 				return []any{s.SessionId, describeSession(s), s.Agent, s.Architecture, s.Sandbox, s.Executions, formatTime(s.UpdatedAt), titleExcerpt(s.Title)}
 			})
+	})
+}
+
+type sessionsWatchCommand struct {
+	serverFlags
+	After string `placeholder:"CURSOR" help:"Begin after this cursor, which --json prints with each change, instead of now."`
+}
+
+// Run shows changes until the user interrupts it. A session that changed several times while the connection was lost is shown once.
+func (c *sessionsWatchCommand) Run(a *app) error {
+	return c.withClient(a, func(ctx context.Context, cl *client.Client) error {
+		for m, err := range cl.FollowSessions(ctx, c.After) {
+			switch {
+			case err != nil && ctx.Err() != nil:
+				return nil
+			case err != nil:
+				return err
+			case c.JSON:
+				if err := a.printJSON(m); err != nil {
+					return err
+				}
+			case m.Session != nil:
+				s := m.Session.Value
+				terminal.Fprintf(a.Out, "%s  %s  %s  %s  %s\n", formatTime(s.UpdatedAt), s.SessionId, describeSession(s), s.Agent, titleExcerpt(s.Title))
+			case m.Deleted != nil:
+				terminal.Fprintf(a.Out, "%s  %s  deleted\n", formatTime(m.Deleted.Value.DeletedAt), m.Deleted.Value.SessionId)
+			}
+		}
+		return nil
 	})
 }
 

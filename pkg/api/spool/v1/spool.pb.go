@@ -927,6 +927,196 @@ func (x *ParentSession) GetConversation() string {
 	return ""
 }
 
+type StreamSessionsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cursor of the last message that the client has received. Empty means that the stream begins with the next change.
+	After         string `protobuf:"bytes,1,opt,name=after,proto3" json:"after,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSessionsRequest) Reset() {
+	*x = StreamSessionsRequest{}
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSessionsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSessionsRequest) ProtoMessage() {}
+
+func (x *StreamSessionsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSessionsRequest.ProtoReflect.Descriptor instead.
+func (*StreamSessionsRequest) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *StreamSessionsRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+// The first message of a stream has only a cursor.
+type StreamSessionsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The position of the change. It is opaque, and valid on every gateway of the installation.
+	Cursor string `protobuf:"bytes,1,opt,name=cursor,proto3" json:"cursor,omitempty"`
+	// Types that are valid to be assigned to Change:
+	//
+	//	*StreamSessionsResponse_Session
+	//	*StreamSessionsResponse_Deleted
+	Change        isStreamSessionsResponse_Change `protobuf_oneof:"change"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StreamSessionsResponse) Reset() {
+	*x = StreamSessionsResponse{}
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StreamSessionsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StreamSessionsResponse) ProtoMessage() {}
+
+func (x *StreamSessionsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StreamSessionsResponse.ProtoReflect.Descriptor instead.
+func (*StreamSessionsResponse) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *StreamSessionsResponse) GetCursor() string {
+	if x != nil {
+		return x.Cursor
+	}
+	return ""
+}
+
+func (x *StreamSessionsResponse) GetChange() isStreamSessionsResponse_Change {
+	if x != nil {
+		return x.Change
+	}
+	return nil
+}
+
+func (x *StreamSessionsResponse) GetSession() *Session {
+	if x != nil {
+		if x, ok := x.Change.(*StreamSessionsResponse_Session); ok {
+			return x.Session
+		}
+	}
+	return nil
+}
+
+func (x *StreamSessionsResponse) GetDeleted() *DeletedSession {
+	if x != nil {
+		if x, ok := x.Change.(*StreamSessionsResponse_Deleted); ok {
+			return x.Deleted
+		}
+	}
+	return nil
+}
+
+type isStreamSessionsResponse_Change interface {
+	isStreamSessionsResponse_Change()
+}
+
+type StreamSessionsResponse_Session struct {
+	// The session as lists show it now.
+	Session *Session `protobuf:"bytes,2,opt,name=session,proto3,oneof"`
+}
+
+type StreamSessionsResponse_Deleted struct {
+	Deleted *DeletedSession `protobuf:"bytes,3,opt,name=deleted,proto3,oneof"`
+}
+
+func (*StreamSessionsResponse_Session) isStreamSessionsResponse_Change() {}
+
+func (*StreamSessionsResponse_Deleted) isStreamSessionsResponse_Change() {}
+
+type DeletedSession struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	SessionId     string                 `protobuf:"bytes,1,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
+	DeletedAt     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=deleted_at,json=deletedAt,proto3" json:"deleted_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeletedSession) Reset() {
+	*x = DeletedSession{}
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeletedSession) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeletedSession) ProtoMessage() {}
+
+func (x *DeletedSession) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeletedSession.ProtoReflect.Descriptor instead.
+func (*DeletedSession) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *DeletedSession) GetSessionId() string {
+	if x != nil {
+		return x.SessionId
+	}
+	return ""
+}
+
+func (x *DeletedSession) GetDeletedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DeletedAt
+	}
+	return nil
+}
+
 type ListSessionsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 200; 0 means 50.
@@ -966,7 +1156,7 @@ type ListSessionsRequest struct {
 
 func (x *ListSessionsRequest) Reset() {
 	*x = ListSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1168,7 @@ func (x *ListSessionsRequest) String() string {
 func (*ListSessionsRequest) ProtoMessage() {}
 
 func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[10]
+	mi := &file_spool_v1_spool_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1181,7 @@ func (x *ListSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{10}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ListSessionsRequest) GetPageSize() uint32 {
@@ -1110,7 +1300,7 @@ type ListSessionsResponse struct {
 
 func (x *ListSessionsResponse) Reset() {
 	*x = ListSessionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1122,7 +1312,7 @@ func (x *ListSessionsResponse) String() string {
 func (*ListSessionsResponse) ProtoMessage() {}
 
 func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[11]
+	mi := &file_spool_v1_spool_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1135,7 +1325,7 @@ func (x *ListSessionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionsResponse.ProtoReflect.Descriptor instead.
 func (*ListSessionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{11}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListSessionsResponse) GetSessions() []*Session {
@@ -1163,7 +1353,7 @@ type GetSessionRequest struct {
 
 func (x *GetSessionRequest) Reset() {
 	*x = GetSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1175,7 +1365,7 @@ func (x *GetSessionRequest) String() string {
 func (*GetSessionRequest) ProtoMessage() {}
 
 func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[12]
+	mi := &file_spool_v1_spool_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1188,7 +1378,7 @@ func (x *GetSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{12}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GetSessionRequest) GetSessionId() string {
@@ -1267,7 +1457,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1279,7 +1469,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[13]
+	mi := &file_spool_v1_spool_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1292,7 +1482,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{13}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Session) GetSessionId() string {
@@ -1522,7 +1712,7 @@ type CurrentSandbox struct {
 
 func (x *CurrentSandbox) Reset() {
 	*x = CurrentSandbox{}
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1534,7 +1724,7 @@ func (x *CurrentSandbox) String() string {
 func (*CurrentSandbox) ProtoMessage() {}
 
 func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[14]
+	mi := &file_spool_v1_spool_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1547,7 +1737,7 @@ func (x *CurrentSandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CurrentSandbox.ProtoReflect.Descriptor instead.
 func (*CurrentSandbox) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{14}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CurrentSandbox) GetSandboxId() string {
@@ -1641,7 +1831,7 @@ type UpdateSessionRequest struct {
 
 func (x *UpdateSessionRequest) Reset() {
 	*x = UpdateSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1653,7 +1843,7 @@ func (x *UpdateSessionRequest) String() string {
 func (*UpdateSessionRequest) ProtoMessage() {}
 
 func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[15]
+	mi := &file_spool_v1_spool_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1666,7 +1856,7 @@ func (x *UpdateSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionRequest.ProtoReflect.Descriptor instead.
 func (*UpdateSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{15}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *UpdateSessionRequest) GetSessionId() string {
@@ -1707,7 +1897,7 @@ type UpdateSessionResponse struct {
 
 func (x *UpdateSessionResponse) Reset() {
 	*x = UpdateSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1719,7 +1909,7 @@ func (x *UpdateSessionResponse) String() string {
 func (*UpdateSessionResponse) ProtoMessage() {}
 
 func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[16]
+	mi := &file_spool_v1_spool_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1732,7 +1922,7 @@ func (x *UpdateSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateSessionResponse.ProtoReflect.Descriptor instead.
 func (*UpdateSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{16}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *UpdateSessionResponse) GetSessionId() string {
@@ -1758,7 +1948,7 @@ type DeleteSessionRequest struct {
 
 func (x *DeleteSessionRequest) Reset() {
 	*x = DeleteSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1770,7 +1960,7 @@ func (x *DeleteSessionRequest) String() string {
 func (*DeleteSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[17]
+	mi := &file_spool_v1_spool_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1783,7 +1973,7 @@ func (x *DeleteSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{17}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteSessionRequest) GetSessionId() string {
@@ -1803,7 +1993,7 @@ type DeleteSessionResponse struct {
 
 func (x *DeleteSessionResponse) Reset() {
 	*x = DeleteSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1815,7 +2005,7 @@ func (x *DeleteSessionResponse) String() string {
 func (*DeleteSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[18]
+	mi := &file_spool_v1_spool_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1828,7 +2018,7 @@ func (x *DeleteSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{18}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DeleteSessionResponse) GetSessionId() string {
@@ -1869,7 +2059,7 @@ type PostMessageRequest struct {
 
 func (x *PostMessageRequest) Reset() {
 	*x = PostMessageRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1881,7 +2071,7 @@ func (x *PostMessageRequest) String() string {
 func (*PostMessageRequest) ProtoMessage() {}
 
 func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[19]
+	mi := &file_spool_v1_spool_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1894,7 +2084,7 @@ func (x *PostMessageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageRequest.ProtoReflect.Descriptor instead.
 func (*PostMessageRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{19}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *PostMessageRequest) GetSessionId() string {
@@ -1965,7 +2155,7 @@ type RunVariable struct {
 
 func (x *RunVariable) Reset() {
 	*x = RunVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1977,7 +2167,7 @@ func (x *RunVariable) String() string {
 func (*RunVariable) ProtoMessage() {}
 
 func (x *RunVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[20]
+	mi := &file_spool_v1_spool_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1990,7 +2180,7 @@ func (x *RunVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunVariable.ProtoReflect.Descriptor instead.
 func (*RunVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{20}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *RunVariable) GetValue() string {
@@ -2023,7 +2213,7 @@ type Part struct {
 
 func (x *Part) Reset() {
 	*x = Part{}
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2035,7 +2225,7 @@ func (x *Part) String() string {
 func (*Part) ProtoMessage() {}
 
 func (x *Part) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[21]
+	mi := &file_spool_v1_spool_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2048,7 +2238,7 @@ func (x *Part) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Part.ProtoReflect.Descriptor instead.
 func (*Part) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{21}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Part) GetType() string {
@@ -2095,7 +2285,7 @@ type PostMessageResponse struct {
 
 func (x *PostMessageResponse) Reset() {
 	*x = PostMessageResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2107,7 +2297,7 @@ func (x *PostMessageResponse) String() string {
 func (*PostMessageResponse) ProtoMessage() {}
 
 func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[22]
+	mi := &file_spool_v1_spool_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2120,7 +2310,7 @@ func (x *PostMessageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PostMessageResponse.ProtoReflect.Descriptor instead.
 func (*PostMessageResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{22}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PostMessageResponse) GetSessionId() string {
@@ -2167,7 +2357,7 @@ type InterruptSessionRequest struct {
 
 func (x *InterruptSessionRequest) Reset() {
 	*x = InterruptSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2179,7 +2369,7 @@ func (x *InterruptSessionRequest) String() string {
 func (*InterruptSessionRequest) ProtoMessage() {}
 
 func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[23]
+	mi := &file_spool_v1_spool_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2192,7 +2382,7 @@ func (x *InterruptSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionRequest.ProtoReflect.Descriptor instead.
 func (*InterruptSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{23}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *InterruptSessionRequest) GetSessionId() string {
@@ -2211,7 +2401,7 @@ type InterruptSessionResponse struct {
 
 func (x *InterruptSessionResponse) Reset() {
 	*x = InterruptSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2223,7 +2413,7 @@ func (x *InterruptSessionResponse) String() string {
 func (*InterruptSessionResponse) ProtoMessage() {}
 
 func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[24]
+	mi := &file_spool_v1_spool_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2236,7 +2426,7 @@ func (x *InterruptSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InterruptSessionResponse.ProtoReflect.Descriptor instead.
 func (*InterruptSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{24}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *InterruptSessionResponse) GetPosition() string {
@@ -2255,7 +2445,7 @@ type SyncSessionRequest struct {
 
 func (x *SyncSessionRequest) Reset() {
 	*x = SyncSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2267,7 +2457,7 @@ func (x *SyncSessionRequest) String() string {
 func (*SyncSessionRequest) ProtoMessage() {}
 
 func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[25]
+	mi := &file_spool_v1_spool_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2280,7 +2470,7 @@ func (x *SyncSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionRequest.ProtoReflect.Descriptor instead.
 func (*SyncSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{25}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SyncSessionRequest) GetSessionId() string {
@@ -2299,7 +2489,7 @@ type SyncSessionResponse struct {
 
 func (x *SyncSessionResponse) Reset() {
 	*x = SyncSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2501,7 @@ func (x *SyncSessionResponse) String() string {
 func (*SyncSessionResponse) ProtoMessage() {}
 
 func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[26]
+	mi := &file_spool_v1_spool_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2324,7 +2514,7 @@ func (x *SyncSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SyncSessionResponse.ProtoReflect.Descriptor instead.
 func (*SyncSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{26}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SyncSessionResponse) GetPosition() string {
@@ -2343,7 +2533,7 @@ type TerminateEnvironmentRequest struct {
 
 func (x *TerminateEnvironmentRequest) Reset() {
 	*x = TerminateEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2545,7 @@ func (x *TerminateEnvironmentRequest) String() string {
 func (*TerminateEnvironmentRequest) ProtoMessage() {}
 
 func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[27]
+	mi := &file_spool_v1_spool_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2368,7 +2558,7 @@ func (x *TerminateEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{27}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *TerminateEnvironmentRequest) GetSessionId() string {
@@ -2387,7 +2577,7 @@ type TerminateEnvironmentResponse struct {
 
 func (x *TerminateEnvironmentResponse) Reset() {
 	*x = TerminateEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2589,7 @@ func (x *TerminateEnvironmentResponse) String() string {
 func (*TerminateEnvironmentResponse) ProtoMessage() {}
 
 func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[28]
+	mi := &file_spool_v1_spool_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2602,7 @@ func (x *TerminateEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*TerminateEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{28}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *TerminateEnvironmentResponse) GetPosition() string {
@@ -2432,7 +2622,7 @@ type ListConversationsRequest struct {
 
 func (x *ListConversationsRequest) Reset() {
 	*x = ListConversationsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2634,7 @@ func (x *ListConversationsRequest) String() string {
 func (*ListConversationsRequest) ProtoMessage() {}
 
 func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[29]
+	mi := &file_spool_v1_spool_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2647,7 @@ func (x *ListConversationsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsRequest.ProtoReflect.Descriptor instead.
 func (*ListConversationsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{29}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListConversationsRequest) GetSessionId() string {
@@ -2483,7 +2673,7 @@ type ListConversationsResponse struct {
 
 func (x *ListConversationsResponse) Reset() {
 	*x = ListConversationsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +2685,7 @@ func (x *ListConversationsResponse) String() string {
 func (*ListConversationsResponse) ProtoMessage() {}
 
 func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[30]
+	mi := &file_spool_v1_spool_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +2698,7 @@ func (x *ListConversationsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListConversationsResponse.ProtoReflect.Descriptor instead.
 func (*ListConversationsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{30}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListConversationsResponse) GetConversations() []*Conversation {
@@ -2538,7 +2728,7 @@ type Conversation struct {
 
 func (x *Conversation) Reset() {
 	*x = Conversation{}
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2550,7 +2740,7 @@ func (x *Conversation) String() string {
 func (*Conversation) ProtoMessage() {}
 
 func (x *Conversation) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[31]
+	mi := &file_spool_v1_spool_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2563,7 +2753,7 @@ func (x *Conversation) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Conversation.ProtoReflect.Descriptor instead.
 func (*Conversation) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{31}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Conversation) GetConversationId() string {
@@ -2653,7 +2843,7 @@ type GetSessionStateRequest struct {
 
 func (x *GetSessionStateRequest) Reset() {
 	*x = GetSessionStateRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2855,7 @@ func (x *GetSessionStateRequest) String() string {
 func (*GetSessionStateRequest) ProtoMessage() {}
 
 func (x *GetSessionStateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[32]
+	mi := &file_spool_v1_spool_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +2868,7 @@ func (x *GetSessionStateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSessionStateRequest.ProtoReflect.Descriptor instead.
 func (*GetSessionStateRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{32}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GetSessionStateRequest) GetSessionId() string {
@@ -2761,7 +2951,7 @@ type SessionState struct {
 
 func (x *SessionState) Reset() {
 	*x = SessionState{}
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2963,7 @@ func (x *SessionState) String() string {
 func (*SessionState) ProtoMessage() {}
 
 func (x *SessionState) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[33]
+	mi := &file_spool_v1_spool_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2976,7 @@ func (x *SessionState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionState.ProtoReflect.Descriptor instead.
 func (*SessionState) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{33}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SessionState) GetSeq() uint32 {
@@ -2927,7 +3117,7 @@ type IncompleteText struct {
 
 func (x *IncompleteText) Reset() {
 	*x = IncompleteText{}
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2939,7 +3129,7 @@ func (x *IncompleteText) String() string {
 func (*IncompleteText) ProtoMessage() {}
 
 func (x *IncompleteText) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[34]
+	mi := &file_spool_v1_spool_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2952,7 +3142,7 @@ func (x *IncompleteText) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IncompleteText.ProtoReflect.Descriptor instead.
 func (*IncompleteText) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{34}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *IncompleteText) GetBlockId() string {
@@ -2979,7 +3169,7 @@ type TodoList struct {
 
 func (x *TodoList) Reset() {
 	*x = TodoList{}
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2991,7 +3181,7 @@ func (x *TodoList) String() string {
 func (*TodoList) ProtoMessage() {}
 
 func (x *TodoList) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[35]
+	mi := &file_spool_v1_spool_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3004,7 +3194,7 @@ func (x *TodoList) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoList.ProtoReflect.Descriptor instead.
 func (*TodoList) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{35}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *TodoList) GetConversationId() string {
@@ -3039,7 +3229,7 @@ type UsageTotal struct {
 
 func (x *UsageTotal) Reset() {
 	*x = UsageTotal{}
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3241,7 @@ func (x *UsageTotal) String() string {
 func (*UsageTotal) ProtoMessage() {}
 
 func (x *UsageTotal) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[36]
+	mi := &file_spool_v1_spool_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3254,7 @@ func (x *UsageTotal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageTotal.ProtoReflect.Descriptor instead.
 func (*UsageTotal) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{36}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *UsageTotal) GetInputTokens() float64 {
@@ -3136,7 +3326,7 @@ type ResolvedVersions struct {
 
 func (x *ResolvedVersions) Reset() {
 	*x = ResolvedVersions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3338,7 @@ func (x *ResolvedVersions) String() string {
 func (*ResolvedVersions) ProtoMessage() {}
 
 func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[37]
+	mi := &file_spool_v1_spool_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3351,7 @@ func (x *ResolvedVersions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolvedVersions.ProtoReflect.Descriptor instead.
 func (*ResolvedVersions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{37}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ResolvedVersions) GetSeq() uint32 {
@@ -3246,7 +3436,7 @@ type WorkspaceState struct {
 
 func (x *WorkspaceState) Reset() {
 	*x = WorkspaceState{}
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3258,7 +3448,7 @@ func (x *WorkspaceState) String() string {
 func (*WorkspaceState) ProtoMessage() {}
 
 func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[38]
+	mi := &file_spool_v1_spool_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3461,7 @@ func (x *WorkspaceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkspaceState.ProtoReflect.Descriptor instead.
 func (*WorkspaceState) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{38}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WorkspaceState) GetSummary() string {
@@ -3368,7 +3558,7 @@ type FileChange struct {
 
 func (x *FileChange) Reset() {
 	*x = FileChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3380,7 +3570,7 @@ func (x *FileChange) String() string {
 func (*FileChange) ProtoMessage() {}
 
 func (x *FileChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[39]
+	mi := &file_spool_v1_spool_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3393,7 +3583,7 @@ func (x *FileChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileChange.ProtoReflect.Descriptor instead.
 func (*FileChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{39}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *FileChange) GetSeq() uint32 {
@@ -3452,7 +3642,7 @@ type DiffSessionRequest struct {
 
 func (x *DiffSessionRequest) Reset() {
 	*x = DiffSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3464,7 +3654,7 @@ func (x *DiffSessionRequest) String() string {
 func (*DiffSessionRequest) ProtoMessage() {}
 
 func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[40]
+	mi := &file_spool_v1_spool_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3477,7 +3667,7 @@ func (x *DiffSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiffSessionRequest.ProtoReflect.Descriptor instead.
 func (*DiffSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{40}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DiffSessionRequest) GetSessionId() string {
@@ -3530,7 +3720,7 @@ type SessionDiff struct {
 
 func (x *SessionDiff) Reset() {
 	*x = SessionDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3542,7 +3732,7 @@ func (x *SessionDiff) String() string {
 func (*SessionDiff) ProtoMessage() {}
 
 func (x *SessionDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[41]
+	mi := &file_spool_v1_spool_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3555,7 +3745,7 @@ func (x *SessionDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionDiff.ProtoReflect.Descriptor instead.
 func (*SessionDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{41}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *SessionDiff) GetFrom() uint32 {
@@ -3626,7 +3816,7 @@ type BlockChange struct {
 
 func (x *BlockChange) Reset() {
 	*x = BlockChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3638,7 +3828,7 @@ func (x *BlockChange) String() string {
 func (*BlockChange) ProtoMessage() {}
 
 func (x *BlockChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[42]
+	mi := &file_spool_v1_spool_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3651,7 +3841,7 @@ func (x *BlockChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockChange.ProtoReflect.Descriptor instead.
 func (*BlockChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{42}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *BlockChange) GetChange() string {
@@ -3682,7 +3872,7 @@ type StatusChange struct {
 
 func (x *StatusChange) Reset() {
 	*x = StatusChange{}
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3694,7 +3884,7 @@ func (x *StatusChange) String() string {
 func (*StatusChange) ProtoMessage() {}
 
 func (x *StatusChange) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[43]
+	mi := &file_spool_v1_spool_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3707,7 +3897,7 @@ func (x *StatusChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusChange.ProtoReflect.Descriptor instead.
 func (*StatusChange) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{43}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *StatusChange) GetKind() string {
@@ -3763,7 +3953,7 @@ type FilesDiff struct {
 
 func (x *FilesDiff) Reset() {
 	*x = FilesDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3775,7 +3965,7 @@ func (x *FilesDiff) String() string {
 func (*FilesDiff) ProtoMessage() {}
 
 func (x *FilesDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[44]
+	mi := &file_spool_v1_spool_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3788,7 +3978,7 @@ func (x *FilesDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FilesDiff.ProtoReflect.Descriptor instead.
 func (*FilesDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{44}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FilesDiff) GetSummary() string {
@@ -3872,7 +4062,7 @@ type FileDiff struct {
 
 func (x *FileDiff) Reset() {
 	*x = FileDiff{}
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3884,7 +4074,7 @@ func (x *FileDiff) String() string {
 func (*FileDiff) ProtoMessage() {}
 
 func (x *FileDiff) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[45]
+	mi := &file_spool_v1_spool_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3897,7 +4087,7 @@ func (x *FileDiff) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileDiff.ProtoReflect.Descriptor instead.
 func (*FileDiff) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{45}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FileDiff) GetPath() string {
@@ -3959,7 +4149,7 @@ type FileVersion struct {
 
 func (x *FileVersion) Reset() {
 	*x = FileVersion{}
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3971,7 +4161,7 @@ func (x *FileVersion) String() string {
 func (*FileVersion) ProtoMessage() {}
 
 func (x *FileVersion) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[46]
+	mi := &file_spool_v1_spool_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3984,7 +4174,7 @@ func (x *FileVersion) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FileVersion.ProtoReflect.Descriptor instead.
 func (*FileVersion) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{46}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FileVersion) GetKind() string {
@@ -4034,7 +4224,7 @@ type CompareSessionsRequest struct {
 
 func (x *CompareSessionsRequest) Reset() {
 	*x = CompareSessionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4046,7 +4236,7 @@ func (x *CompareSessionsRequest) String() string {
 func (*CompareSessionsRequest) ProtoMessage() {}
 
 func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[47]
+	mi := &file_spool_v1_spool_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4059,7 +4249,7 @@ func (x *CompareSessionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompareSessionsRequest.ProtoReflect.Descriptor instead.
 func (*CompareSessionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{47}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *CompareSessionsRequest) GetSessionId() string {
@@ -4107,7 +4297,7 @@ type SessionComparison struct {
 
 func (x *SessionComparison) Reset() {
 	*x = SessionComparison{}
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4119,7 +4309,7 @@ func (x *SessionComparison) String() string {
 func (*SessionComparison) ProtoMessage() {}
 
 func (x *SessionComparison) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[48]
+	mi := &file_spool_v1_spool_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4132,7 +4322,7 @@ func (x *SessionComparison) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionComparison.ProtoReflect.Descriptor instead.
 func (*SessionComparison) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{48}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SessionComparison) GetEqual() bool {
@@ -4221,7 +4411,7 @@ type StartExecutionRequest struct {
 
 func (x *StartExecutionRequest) Reset() {
 	*x = StartExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4233,7 +4423,7 @@ func (x *StartExecutionRequest) String() string {
 func (*StartExecutionRequest) ProtoMessage() {}
 
 func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[49]
+	mi := &file_spool_v1_spool_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4246,7 +4436,7 @@ func (x *StartExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionRequest.ProtoReflect.Descriptor instead.
 func (*StartExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{49}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StartExecutionRequest) GetAgent() string {
@@ -4377,7 +4567,7 @@ type StartExecutionResponse struct {
 
 func (x *StartExecutionResponse) Reset() {
 	*x = StartExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4389,7 +4579,7 @@ func (x *StartExecutionResponse) String() string {
 func (*StartExecutionResponse) ProtoMessage() {}
 
 func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[50]
+	mi := &file_spool_v1_spool_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4402,7 +4592,7 @@ func (x *StartExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartExecutionResponse.ProtoReflect.Descriptor instead.
 func (*StartExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{50}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *StartExecutionResponse) GetSessionId() string {
@@ -4476,7 +4666,7 @@ type ListExecutionsRequest struct {
 
 func (x *ListExecutionsRequest) Reset() {
 	*x = ListExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4488,7 +4678,7 @@ func (x *ListExecutionsRequest) String() string {
 func (*ListExecutionsRequest) ProtoMessage() {}
 
 func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[51]
+	mi := &file_spool_v1_spool_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4501,7 +4691,7 @@ func (x *ListExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{51}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ListExecutionsRequest) GetPageSize() uint32 {
@@ -4614,7 +4804,7 @@ type ListSessionExecutionsRequest struct {
 
 func (x *ListSessionExecutionsRequest) Reset() {
 	*x = ListSessionExecutionsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4626,7 +4816,7 @@ func (x *ListSessionExecutionsRequest) String() string {
 func (*ListSessionExecutionsRequest) ProtoMessage() {}
 
 func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[52]
+	mi := &file_spool_v1_spool_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4639,7 +4829,7 @@ func (x *ListSessionExecutionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSessionExecutionsRequest.ProtoReflect.Descriptor instead.
 func (*ListSessionExecutionsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{52}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ListSessionExecutionsRequest) GetSessionId() string {
@@ -4681,7 +4871,7 @@ type ListExecutionsResponse struct {
 
 func (x *ListExecutionsResponse) Reset() {
 	*x = ListExecutionsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4693,7 +4883,7 @@ func (x *ListExecutionsResponse) String() string {
 func (*ListExecutionsResponse) ProtoMessage() {}
 
 func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[53]
+	mi := &file_spool_v1_spool_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4706,7 +4896,7 @@ func (x *ListExecutionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListExecutionsResponse.ProtoReflect.Descriptor instead.
 func (*ListExecutionsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{53}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListExecutionsResponse) GetExecutions() []*Execution {
@@ -4733,7 +4923,7 @@ type GetExecutionRequest struct {
 
 func (x *GetExecutionRequest) Reset() {
 	*x = GetExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4745,7 +4935,7 @@ func (x *GetExecutionRequest) String() string {
 func (*GetExecutionRequest) ProtoMessage() {}
 
 func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[54]
+	mi := &file_spool_v1_spool_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4758,7 +4948,7 @@ func (x *GetExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetExecutionRequest.ProtoReflect.Descriptor instead.
 func (*GetExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{54}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *GetExecutionRequest) GetExecutionId() string {
@@ -4788,7 +4978,7 @@ type WatchExecutionRequest struct {
 
 func (x *WatchExecutionRequest) Reset() {
 	*x = WatchExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4800,7 +4990,7 @@ func (x *WatchExecutionRequest) String() string {
 func (*WatchExecutionRequest) ProtoMessage() {}
 
 func (x *WatchExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[55]
+	mi := &file_spool_v1_spool_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4813,7 +5003,7 @@ func (x *WatchExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchExecutionRequest.ProtoReflect.Descriptor instead.
 func (*WatchExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{55}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *WatchExecutionRequest) GetExecutionId() string {
@@ -4911,7 +5101,7 @@ type ExecutionStatus struct {
 
 func (x *ExecutionStatus) Reset() {
 	*x = ExecutionStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4923,7 +5113,7 @@ func (x *ExecutionStatus) String() string {
 func (*ExecutionStatus) ProtoMessage() {}
 
 func (x *ExecutionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[56]
+	mi := &file_spool_v1_spool_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4936,7 +5126,7 @@ func (x *ExecutionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionStatus.ProtoReflect.Descriptor instead.
 func (*ExecutionStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{56}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *ExecutionStatus) GetExecutionId() string {
@@ -5195,7 +5385,7 @@ type PendingApproval struct {
 
 func (x *PendingApproval) Reset() {
 	*x = PendingApproval{}
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5207,7 +5397,7 @@ func (x *PendingApproval) String() string {
 func (*PendingApproval) ProtoMessage() {}
 
 func (x *PendingApproval) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[57]
+	mi := &file_spool_v1_spool_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5220,7 +5410,7 @@ func (x *PendingApproval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PendingApproval.ProtoReflect.Descriptor instead.
 func (*PendingApproval) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{57}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PendingApproval) GetApprovalId() string {
@@ -5286,7 +5476,7 @@ type MessageStatus struct {
 
 func (x *MessageStatus) Reset() {
 	*x = MessageStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5298,7 +5488,7 @@ func (x *MessageStatus) String() string {
 func (*MessageStatus) ProtoMessage() {}
 
 func (x *MessageStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[58]
+	mi := &file_spool_v1_spool_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5311,7 +5501,7 @@ func (x *MessageStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageStatus.ProtoReflect.Descriptor instead.
 func (*MessageStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{58}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *MessageStatus) GetBlockId() string {
@@ -5373,7 +5563,7 @@ type MessageCounts struct {
 
 func (x *MessageCounts) Reset() {
 	*x = MessageCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5385,7 +5575,7 @@ func (x *MessageCounts) String() string {
 func (*MessageCounts) ProtoMessage() {}
 
 func (x *MessageCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[59]
+	mi := &file_spool_v1_spool_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5398,7 +5588,7 @@ func (x *MessageCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageCounts.ProtoReflect.Descriptor instead.
 func (*MessageCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{59}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *MessageCounts) GetUser() uint32 {
@@ -5433,7 +5623,7 @@ type ToolCallStatus struct {
 
 func (x *ToolCallStatus) Reset() {
 	*x = ToolCallStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5445,7 +5635,7 @@ func (x *ToolCallStatus) String() string {
 func (*ToolCallStatus) ProtoMessage() {}
 
 func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[60]
+	mi := &file_spool_v1_spool_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +5648,7 @@ func (x *ToolCallStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCallStatus.ProtoReflect.Descriptor instead.
 func (*ToolCallStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{60}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *ToolCallStatus) GetToolUseId() string {
@@ -5521,7 +5711,7 @@ type ToolCallCounts struct {
 
 func (x *ToolCallCounts) Reset() {
 	*x = ToolCallCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5533,7 +5723,7 @@ func (x *ToolCallCounts) String() string {
 func (*ToolCallCounts) ProtoMessage() {}
 
 func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[61]
+	mi := &file_spool_v1_spool_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5546,7 +5736,7 @@ func (x *ToolCallCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ToolCallCounts.ProtoReflect.Descriptor instead.
 func (*ToolCallCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{61}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *ToolCallCounts) GetPending() uint32 {
@@ -5586,7 +5776,7 @@ type SubagentStatus struct {
 
 func (x *SubagentStatus) Reset() {
 	*x = SubagentStatus{}
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5598,7 +5788,7 @@ func (x *SubagentStatus) String() string {
 func (*SubagentStatus) ProtoMessage() {}
 
 func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[62]
+	mi := &file_spool_v1_spool_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5611,7 +5801,7 @@ func (x *SubagentStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubagentStatus.ProtoReflect.Descriptor instead.
 func (*SubagentStatus) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{62}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *SubagentStatus) GetSubagentId() string {
@@ -5674,7 +5864,7 @@ type SubagentCounts struct {
 
 func (x *SubagentCounts) Reset() {
 	*x = SubagentCounts{}
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5686,7 +5876,7 @@ func (x *SubagentCounts) String() string {
 func (*SubagentCounts) ProtoMessage() {}
 
 func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[63]
+	mi := &file_spool_v1_spool_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5699,7 +5889,7 @@ func (x *SubagentCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubagentCounts.ProtoReflect.Descriptor instead.
 func (*SubagentCounts) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{63}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *SubagentCounts) GetRunning() uint32 {
@@ -5786,7 +5976,7 @@ type Execution struct {
 
 func (x *Execution) Reset() {
 	*x = Execution{}
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5798,7 +5988,7 @@ func (x *Execution) String() string {
 func (*Execution) ProtoMessage() {}
 
 func (x *Execution) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[64]
+	mi := &file_spool_v1_spool_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5811,7 +6001,7 @@ func (x *Execution) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Execution.ProtoReflect.Descriptor instead.
 func (*Execution) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{64}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *Execution) GetExecutionId() string {
@@ -6056,7 +6246,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6068,7 +6258,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[65]
+	mi := &file_spool_v1_spool_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6081,7 +6271,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{65}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -6167,7 +6357,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6179,7 +6369,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[66]
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6192,7 +6382,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{66}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -6232,7 +6422,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6244,7 +6434,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[67]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6257,7 +6447,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{67}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -6276,7 +6466,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6288,7 +6478,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[68]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6301,7 +6491,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{68}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -6320,7 +6510,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6332,7 +6522,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6345,7 +6535,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -6364,7 +6554,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6376,7 +6566,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6389,7 +6579,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -6408,7 +6598,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6420,7 +6610,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6433,7 +6623,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -6452,7 +6642,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6464,7 +6654,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6477,7 +6667,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -6496,7 +6686,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6508,7 +6698,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6711,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -6540,7 +6730,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6552,7 +6742,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6565,7 +6755,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -6588,7 +6778,7 @@ type RecoverExecutionRequest struct {
 
 func (x *RecoverExecutionRequest) Reset() {
 	*x = RecoverExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6600,7 +6790,7 @@ func (x *RecoverExecutionRequest) String() string {
 func (*RecoverExecutionRequest) ProtoMessage() {}
 
 func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6613,7 +6803,7 @@ func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RecoverExecutionRequest) GetExecutionId() string {
@@ -6642,7 +6832,7 @@ type RecoverExecutionResponse struct {
 
 func (x *RecoverExecutionResponse) Reset() {
 	*x = RecoverExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +6844,7 @@ func (x *RecoverExecutionResponse) String() string {
 func (*RecoverExecutionResponse) ProtoMessage() {}
 
 func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6667,7 +6857,7 @@ func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *RecoverExecutionResponse) GetSessionId() string {
@@ -6708,7 +6898,7 @@ type ListApprovalsRequest struct {
 
 func (x *ListApprovalsRequest) Reset() {
 	*x = ListApprovalsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6720,7 +6910,7 @@ func (x *ListApprovalsRequest) String() string {
 func (*ListApprovalsRequest) ProtoMessage() {}
 
 func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6733,7 +6923,7 @@ func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsRequest.ProtoReflect.Descriptor instead.
 func (*ListApprovalsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *ListApprovalsRequest) GetSessionId() string {
@@ -6782,7 +6972,7 @@ type ListApprovalsResponse struct {
 
 func (x *ListApprovalsResponse) Reset() {
 	*x = ListApprovalsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6794,7 +6984,7 @@ func (x *ListApprovalsResponse) String() string {
 func (*ListApprovalsResponse) ProtoMessage() {}
 
 func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6807,7 +6997,7 @@ func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsResponse.ProtoReflect.Descriptor instead.
 func (*ListApprovalsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *ListApprovalsResponse) GetApprovals() []*Approval {
@@ -6834,7 +7024,7 @@ type GetApprovalRequest struct {
 
 func (x *GetApprovalRequest) Reset() {
 	*x = GetApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6846,7 +7036,7 @@ func (x *GetApprovalRequest) String() string {
 func (*GetApprovalRequest) ProtoMessage() {}
 
 func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6859,7 +7049,7 @@ func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetApprovalRequest.ProtoReflect.Descriptor instead.
 func (*GetApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *GetApprovalRequest) GetApprovalId() string {
@@ -6917,7 +7107,7 @@ type Approval struct {
 
 func (x *Approval) Reset() {
 	*x = Approval{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6929,7 +7119,7 @@ func (x *Approval) String() string {
 func (*Approval) ProtoMessage() {}
 
 func (x *Approval) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6942,7 +7132,7 @@ func (x *Approval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Approval.ProtoReflect.Descriptor instead.
 func (*Approval) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *Approval) GetApprovalId() string {
@@ -7105,7 +7295,7 @@ type DecideApprovalRequest struct {
 
 func (x *DecideApprovalRequest) Reset() {
 	*x = DecideApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7117,7 +7307,7 @@ func (x *DecideApprovalRequest) String() string {
 func (*DecideApprovalRequest) ProtoMessage() {}
 
 func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7130,7 +7320,7 @@ func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalRequest.ProtoReflect.Descriptor instead.
 func (*DecideApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *DecideApprovalRequest) GetApprovalId() string {
@@ -7185,7 +7375,7 @@ type DecideApprovalResponse struct {
 
 func (x *DecideApprovalResponse) Reset() {
 	*x = DecideApprovalResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7197,7 +7387,7 @@ func (x *DecideApprovalResponse) String() string {
 func (*DecideApprovalResponse) ProtoMessage() {}
 
 func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7210,7 +7400,7 @@ func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalResponse.ProtoReflect.Descriptor instead.
 func (*DecideApprovalResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *DecideApprovalResponse) GetPosition() string {
@@ -7233,7 +7423,7 @@ type ExecutionPermissions struct {
 
 func (x *ExecutionPermissions) Reset() {
 	*x = ExecutionPermissions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7245,7 +7435,7 @@ func (x *ExecutionPermissions) String() string {
 func (*ExecutionPermissions) ProtoMessage() {}
 
 func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7258,7 +7448,7 @@ func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionPermissions.ProtoReflect.Descriptor instead.
 func (*ExecutionPermissions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *ExecutionPermissions) GetRules() []*PermissionRule {
@@ -7294,7 +7484,7 @@ type PermissionRule struct {
 
 func (x *PermissionRule) Reset() {
 	*x = PermissionRule{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7306,7 +7496,7 @@ func (x *PermissionRule) String() string {
 func (*PermissionRule) ProtoMessage() {}
 
 func (x *PermissionRule) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7319,7 +7509,7 @@ func (x *PermissionRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PermissionRule.ProtoReflect.Descriptor instead.
 func (*PermissionRule) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *PermissionRule) GetTool() string {
@@ -7375,7 +7565,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7387,7 +7577,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7400,7 +7590,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -7458,7 +7648,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7470,7 +7660,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7483,7 +7673,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -7521,7 +7711,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7533,7 +7723,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7546,7 +7736,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -7592,7 +7782,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7604,7 +7794,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7617,7 +7807,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -7660,7 +7850,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7672,7 +7862,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7685,7 +7875,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -7716,7 +7906,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7728,7 +7918,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7741,7 +7931,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -7784,7 +7974,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7796,7 +7986,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7809,7 +7999,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -7838,7 +8028,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7850,7 +8040,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7863,7 +8053,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -7912,7 +8102,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7924,7 +8114,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7937,7 +8127,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -8032,7 +8222,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8044,7 +8234,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8057,7 +8247,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -8087,7 +8277,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8099,7 +8289,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8112,7 +8302,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -8149,7 +8339,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8161,7 +8351,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8174,7 +8364,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -8230,7 +8420,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8242,7 +8432,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8255,7 +8445,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -8291,7 +8481,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8303,7 +8493,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8316,7 +8506,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -8377,7 +8567,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8389,7 +8579,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8402,7 +8592,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -8507,7 +8697,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8519,7 +8709,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8532,7 +8722,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -8578,7 +8768,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8590,7 +8780,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8603,7 +8793,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -8641,7 +8831,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8653,7 +8843,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8666,7 +8856,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -8701,7 +8891,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8713,7 +8903,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8726,7 +8916,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -8748,7 +8938,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8760,7 +8950,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8773,7 +8963,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -8808,7 +8998,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8820,7 +9010,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8833,7 +9023,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -8906,7 +9096,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8918,7 +9108,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8931,7 +9121,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *Block) GetId() string {
@@ -9121,7 +9311,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9133,7 +9323,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9146,7 +9336,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -9185,7 +9375,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9197,7 +9387,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9210,7 +9400,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -9269,7 +9459,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9281,7 +9471,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9294,7 +9484,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -9368,7 +9558,7 @@ type CreateSignInCodeRequest struct {
 
 func (x *CreateSignInCodeRequest) Reset() {
 	*x = CreateSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9380,7 +9570,7 @@ func (x *CreateSignInCodeRequest) String() string {
 func (*CreateSignInCodeRequest) ProtoMessage() {}
 
 func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9393,7 +9583,7 @@ func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 type CreateSignInCodeResponse struct {
@@ -9409,7 +9599,7 @@ type CreateSignInCodeResponse struct {
 
 func (x *CreateSignInCodeResponse) Reset() {
 	*x = CreateSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9421,7 +9611,7 @@ func (x *CreateSignInCodeResponse) String() string {
 func (*CreateSignInCodeResponse) ProtoMessage() {}
 
 func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9434,7 +9624,7 @@ func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *CreateSignInCodeResponse) GetCode() string {
@@ -9460,7 +9650,7 @@ type ExchangeSignInCodeRequest struct {
 
 func (x *ExchangeSignInCodeRequest) Reset() {
 	*x = ExchangeSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9472,7 +9662,7 @@ func (x *ExchangeSignInCodeRequest) String() string {
 func (*ExchangeSignInCodeRequest) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9485,7 +9675,7 @@ func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *ExchangeSignInCodeRequest) GetCode() string {
@@ -9509,7 +9699,7 @@ type ExchangeSignInCodeResponse struct {
 
 func (x *ExchangeSignInCodeResponse) Reset() {
 	*x = ExchangeSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9521,7 +9711,7 @@ func (x *ExchangeSignInCodeResponse) String() string {
 func (*ExchangeSignInCodeResponse) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9534,7 +9724,7 @@ func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *ExchangeSignInCodeResponse) GetCredential() string {
@@ -9577,7 +9767,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9589,7 +9779,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9602,7 +9792,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -9630,7 +9820,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9642,7 +9832,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9655,7 +9845,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -9698,7 +9888,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9710,7 +9900,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9723,7 +9913,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -9807,7 +9997,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9819,7 +10009,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9832,7 +10022,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -9881,7 +10071,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9893,7 +10083,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9906,7 +10096,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -9946,7 +10136,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9958,7 +10148,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9971,7 +10161,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -10050,7 +10240,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10062,7 +10252,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10075,7 +10265,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -10136,7 +10326,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10148,7 +10338,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10161,7 +10351,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -10180,7 +10370,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10192,7 +10382,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10205,7 +10395,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -10224,7 +10414,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10236,7 +10426,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10249,7 +10439,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -10268,7 +10458,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10280,7 +10470,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10293,7 +10483,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -10312,7 +10502,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10324,7 +10514,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10337,7 +10527,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -10357,7 +10547,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10369,7 +10559,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10382,7 +10572,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -10401,7 +10591,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10413,7 +10603,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10426,7 +10616,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -10459,7 +10649,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10471,7 +10661,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10484,7 +10674,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *Key) GetKeyId() string {
@@ -10561,7 +10751,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10573,7 +10763,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10586,7 +10776,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -10615,7 +10805,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10627,7 +10817,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10640,7 +10830,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -10678,7 +10868,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10690,7 +10880,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10703,7 +10893,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -10738,7 +10928,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10750,7 +10940,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10763,7 +10953,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -10798,7 +10988,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10810,7 +11000,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10823,7 +11013,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -10842,7 +11032,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10854,7 +11044,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10867,7 +11057,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -10897,7 +11087,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10909,7 +11099,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10922,7 +11112,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -10986,7 +11176,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10998,7 +11188,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11011,7 +11201,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -11039,7 +11229,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11051,7 +11241,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11064,7 +11254,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -11118,7 +11308,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11130,7 +11320,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11143,7 +11333,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -11228,7 +11418,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11240,7 +11430,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11253,7 +11443,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -11280,7 +11470,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11292,7 +11482,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11305,7 +11495,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -11333,7 +11523,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11345,7 +11535,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11358,7 +11548,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -11381,7 +11571,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11393,7 +11583,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11406,7 +11596,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -11440,7 +11630,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11452,7 +11642,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11465,7 +11655,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -11485,7 +11675,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11497,7 +11687,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11510,7 +11700,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -11545,7 +11735,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11557,7 +11747,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11570,7 +11760,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Reference) GetScope() string {
@@ -11616,7 +11806,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11628,7 +11818,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11641,7 +11831,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -11686,7 +11876,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11698,7 +11888,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11711,7 +11901,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -11744,7 +11934,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11756,7 +11946,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11769,7 +11959,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -11793,7 +11983,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11805,7 +11995,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11818,7 +12008,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -11853,7 +12043,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11865,7 +12055,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11878,7 +12068,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -11906,7 +12096,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11918,7 +12108,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11931,7 +12121,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -11964,7 +12154,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11976,7 +12166,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11989,7 +12179,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -12038,7 +12228,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12050,7 +12240,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12063,7 +12253,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -12101,7 +12291,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12113,7 +12303,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12126,7 +12316,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -12161,7 +12351,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12173,7 +12363,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12186,7 +12376,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -12214,7 +12404,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12226,7 +12416,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12239,7 +12429,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -12272,7 +12462,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12284,7 +12474,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12297,7 +12487,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -12346,7 +12536,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12358,7 +12548,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12371,7 +12561,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -12409,7 +12599,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12421,7 +12611,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12434,7 +12624,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -12469,7 +12659,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12481,7 +12671,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12494,7 +12684,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -12522,7 +12712,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12534,7 +12724,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12547,7 +12737,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -12580,7 +12770,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12592,7 +12782,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12605,7 +12795,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -12654,7 +12844,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12666,7 +12856,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12679,7 +12869,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -12717,7 +12907,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12729,7 +12919,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12742,7 +12932,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -12779,7 +12969,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12791,7 +12981,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12804,7 +12994,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -12833,7 +13023,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12845,7 +13035,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12858,7 +13048,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -12889,7 +13079,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12901,7 +13091,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12914,7 +13104,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -12956,7 +13146,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12968,7 +13158,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12981,7 +13171,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -13009,7 +13199,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13021,7 +13211,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13034,7 +13224,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -13067,7 +13257,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13079,7 +13269,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13092,7 +13282,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -13154,7 +13344,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13166,7 +13356,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13179,7 +13369,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -13260,7 +13450,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13272,7 +13462,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13285,7 +13475,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -13336,7 +13526,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13348,7 +13538,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13361,7 +13551,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -13483,7 +13673,19 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\fsnapshot_seq\x18\x06 \x01(\rR\vsnapshotSeq\x12\"\n" +
 	"\fconversation\x18\a \x01(\tR\fconversationB\t\n" +
 	"\a_reasonB\v\n" +
-	"\t_snapshot\"\xf3\x03\n" +
+	"\t_snapshot\"-\n" +
+	"\x15StreamSessionsRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\tR\x05after\"\x9f\x01\n" +
+	"\x16StreamSessionsResponse\x12\x16\n" +
+	"\x06cursor\x18\x01 \x01(\tR\x06cursor\x12-\n" +
+	"\asession\x18\x02 \x01(\v2\x11.spool.v1.SessionH\x00R\asession\x124\n" +
+	"\adeleted\x18\x03 \x01(\v2\x18.spool.v1.DeletedSessionH\x00R\adeletedB\b\n" +
+	"\x06change\"j\n" +
+	"\x0eDeletedSession\x12\x1d\n" +
+	"\n" +
+	"session_id\x18\x01 \x01(\tR\tsessionId\x129\n" +
+	"\n" +
+	"deleted_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\tdeletedAt\"\xf3\x03\n" +
 	"\x13ListSessionsRequest\x12\x1b\n" +
 	"\tpage_size\x18\x01 \x01(\rR\bpageSize\x12\x1d\n" +
 	"\n" +
@@ -14649,11 +14851,12 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x04slug\x18\x01 \x01(\tR\x04slug\x12\x14\n" +
 	"\x05scope\x18\x02 \x01(\tR\x05scope\x12\x10\n" +
 	"\x03org\x18\x03 \x01(\tR\x03org\x12\x18\n" +
-	"\aversion\x18\x04 \x01(\tR\aversion2\xbe\r\n" +
+	"\aversion\x18\x04 \x01(\tR\aversion2\x95\x0e\n" +
 	"\bSessions\x12j\n" +
 	"\rCreateSession\x12\x1e.spool.v1.CreateSessionRequest\x1a\x1f.spool.v1.CreateSessionResponse\"\x18\x82\xd3\xe4\x93\x02\x12:\x01*\"\r/api/sessions\x12v\n" +
 	"\vForkSession\x12\x1c.spool.v1.ForkSessionRequest\x1a\x1d.spool.v1.ForkSessionResponse\"*\x82\xd3\xe4\x93\x02$:\x01*\"\x1f/api/sessions/{session_id}/fork\x12d\n" +
-	"\fListSessions\x12\x1d.spool.v1.ListSessionsRequest\x1a\x1e.spool.v1.ListSessionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/api/sessions\x12`\n" +
+	"\fListSessions\x12\x1d.spool.v1.ListSessionsRequest\x1a\x1e.spool.v1.ListSessionsResponse\"\x15\x82\xd3\xe4\x93\x02\x0f\x12\r/api/sessions\x12U\n" +
+	"\x0eStreamSessions\x12\x1f.spool.v1.StreamSessionsRequest\x1a .spool.v1.StreamSessionsResponse0\x01\x12`\n" +
 	"\n" +
 	"GetSession\x12\x1b.spool.v1.GetSessionRequest\x1a\x11.spool.v1.Session\"\"\x82\xd3\xe4\x93\x02\x1c\x12\x1a/api/sessions/{session_id}\x12w\n" +
 	"\rUpdateSession\x12\x1e.spool.v1.UpdateSessionRequest\x1a\x1f.spool.v1.UpdateSessionResponse\"%\x82\xd3\xe4\x93\x02\x1f:\x01*2\x1a/api/sessions/{session_id}\x12t\n" +
@@ -14751,7 +14954,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 178)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 181)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -14763,484 +14966,492 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*ForkSessionRequest)(nil),           // 7: spool.v1.ForkSessionRequest
 	(*ForkSessionResponse)(nil),          // 8: spool.v1.ForkSessionResponse
 	(*ParentSession)(nil),                // 9: spool.v1.ParentSession
-	(*ListSessionsRequest)(nil),          // 10: spool.v1.ListSessionsRequest
-	(*ListSessionsResponse)(nil),         // 11: spool.v1.ListSessionsResponse
-	(*GetSessionRequest)(nil),            // 12: spool.v1.GetSessionRequest
-	(*Session)(nil),                      // 13: spool.v1.Session
-	(*CurrentSandbox)(nil),               // 14: spool.v1.CurrentSandbox
-	(*UpdateSessionRequest)(nil),         // 15: spool.v1.UpdateSessionRequest
-	(*UpdateSessionResponse)(nil),        // 16: spool.v1.UpdateSessionResponse
-	(*DeleteSessionRequest)(nil),         // 17: spool.v1.DeleteSessionRequest
-	(*DeleteSessionResponse)(nil),        // 18: spool.v1.DeleteSessionResponse
-	(*PostMessageRequest)(nil),           // 19: spool.v1.PostMessageRequest
-	(*RunVariable)(nil),                  // 20: spool.v1.RunVariable
-	(*Part)(nil),                         // 21: spool.v1.Part
-	(*PostMessageResponse)(nil),          // 22: spool.v1.PostMessageResponse
-	(*InterruptSessionRequest)(nil),      // 23: spool.v1.InterruptSessionRequest
-	(*InterruptSessionResponse)(nil),     // 24: spool.v1.InterruptSessionResponse
-	(*SyncSessionRequest)(nil),           // 25: spool.v1.SyncSessionRequest
-	(*SyncSessionResponse)(nil),          // 26: spool.v1.SyncSessionResponse
-	(*TerminateEnvironmentRequest)(nil),  // 27: spool.v1.TerminateEnvironmentRequest
-	(*TerminateEnvironmentResponse)(nil), // 28: spool.v1.TerminateEnvironmentResponse
-	(*ListConversationsRequest)(nil),     // 29: spool.v1.ListConversationsRequest
-	(*ListConversationsResponse)(nil),    // 30: spool.v1.ListConversationsResponse
-	(*Conversation)(nil),                 // 31: spool.v1.Conversation
-	(*GetSessionStateRequest)(nil),       // 32: spool.v1.GetSessionStateRequest
-	(*SessionState)(nil),                 // 33: spool.v1.SessionState
-	(*IncompleteText)(nil),               // 34: spool.v1.IncompleteText
-	(*TodoList)(nil),                     // 35: spool.v1.TodoList
-	(*UsageTotal)(nil),                   // 36: spool.v1.UsageTotal
-	(*ResolvedVersions)(nil),             // 37: spool.v1.ResolvedVersions
-	(*WorkspaceState)(nil),               // 38: spool.v1.WorkspaceState
-	(*FileChange)(nil),                   // 39: spool.v1.FileChange
-	(*DiffSessionRequest)(nil),           // 40: spool.v1.DiffSessionRequest
-	(*SessionDiff)(nil),                  // 41: spool.v1.SessionDiff
-	(*BlockChange)(nil),                  // 42: spool.v1.BlockChange
-	(*StatusChange)(nil),                 // 43: spool.v1.StatusChange
-	(*FilesDiff)(nil),                    // 44: spool.v1.FilesDiff
-	(*FileDiff)(nil),                     // 45: spool.v1.FileDiff
-	(*FileVersion)(nil),                  // 46: spool.v1.FileVersion
-	(*CompareSessionsRequest)(nil),       // 47: spool.v1.CompareSessionsRequest
-	(*SessionComparison)(nil),            // 48: spool.v1.SessionComparison
-	(*StartExecutionRequest)(nil),        // 49: spool.v1.StartExecutionRequest
-	(*StartExecutionResponse)(nil),       // 50: spool.v1.StartExecutionResponse
-	(*ListExecutionsRequest)(nil),        // 51: spool.v1.ListExecutionsRequest
-	(*ListSessionExecutionsRequest)(nil), // 52: spool.v1.ListSessionExecutionsRequest
-	(*ListExecutionsResponse)(nil),       // 53: spool.v1.ListExecutionsResponse
-	(*GetExecutionRequest)(nil),          // 54: spool.v1.GetExecutionRequest
-	(*WatchExecutionRequest)(nil),        // 55: spool.v1.WatchExecutionRequest
-	(*ExecutionStatus)(nil),              // 56: spool.v1.ExecutionStatus
-	(*PendingApproval)(nil),              // 57: spool.v1.PendingApproval
-	(*MessageStatus)(nil),                // 58: spool.v1.MessageStatus
-	(*MessageCounts)(nil),                // 59: spool.v1.MessageCounts
-	(*ToolCallStatus)(nil),               // 60: spool.v1.ToolCallStatus
-	(*ToolCallCounts)(nil),               // 61: spool.v1.ToolCallCounts
-	(*SubagentStatus)(nil),               // 62: spool.v1.SubagentStatus
-	(*SubagentCounts)(nil),               // 63: spool.v1.SubagentCounts
-	(*Execution)(nil),                    // 64: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 65: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 66: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 67: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 68: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 69: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 70: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 71: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 72: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 73: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 74: spool.v1.TerminateExecutionResponse
-	(*RecoverExecutionRequest)(nil),      // 75: spool.v1.RecoverExecutionRequest
-	(*RecoverExecutionResponse)(nil),     // 76: spool.v1.RecoverExecutionResponse
-	(*ListApprovalsRequest)(nil),         // 77: spool.v1.ListApprovalsRequest
-	(*ListApprovalsResponse)(nil),        // 78: spool.v1.ListApprovalsResponse
-	(*GetApprovalRequest)(nil),           // 79: spool.v1.GetApprovalRequest
-	(*Approval)(nil),                     // 80: spool.v1.Approval
-	(*DecideApprovalRequest)(nil),        // 81: spool.v1.DecideApprovalRequest
-	(*DecideApprovalResponse)(nil),       // 82: spool.v1.DecideApprovalResponse
-	(*ExecutionPermissions)(nil),         // 83: spool.v1.ExecutionPermissions
-	(*PermissionRule)(nil),               // 84: spool.v1.PermissionRule
-	(*ListEventsRequest)(nil),            // 85: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 86: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 87: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 88: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 89: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 90: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 91: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 92: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 93: spool.v1.Event
-	(*EventMetadata)(nil),                // 94: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 95: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 96: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 97: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 98: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 99: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 100: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 101: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 102: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 103: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 104: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 105: spool.v1.ListBlocksResponse
-	(*Block)(nil),                        // 106: spool.v1.Block
-	(*TodoItem)(nil),                     // 107: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 108: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 109: spool.v1.CreateKeyResponse
-	(*CreateSignInCodeRequest)(nil),      // 110: spool.v1.CreateSignInCodeRequest
-	(*CreateSignInCodeResponse)(nil),     // 111: spool.v1.CreateSignInCodeResponse
-	(*ExchangeSignInCodeRequest)(nil),    // 112: spool.v1.ExchangeSignInCodeRequest
-	(*ExchangeSignInCodeResponse)(nil),   // 113: spool.v1.ExchangeSignInCodeResponse
-	(*ListDeadLettersRequest)(nil),       // 114: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 115: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 116: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 117: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 118: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 119: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 120: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 121: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 122: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 123: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 124: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 125: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 126: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 127: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 128: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 129: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 130: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 131: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 132: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 133: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 134: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 135: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 136: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 137: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 138: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 139: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 140: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 141: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 142: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 143: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 144: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 145: spool.v1.Reference
-	(*Definition)(nil),                   // 146: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 147: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 148: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 149: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 150: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 151: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 152: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 153: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 154: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 155: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 156: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 157: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 158: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 159: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 160: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 161: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 162: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 163: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 164: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 165: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 166: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 167: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 168: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 169: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 170: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 171: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 172: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 173: spool.v1.RemoveSkillRequest
-	nil,                                  // 174: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 175: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 176: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 177: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 178: google.protobuf.Timestamp
+	(*StreamSessionsRequest)(nil),        // 10: spool.v1.StreamSessionsRequest
+	(*StreamSessionsResponse)(nil),       // 11: spool.v1.StreamSessionsResponse
+	(*DeletedSession)(nil),               // 12: spool.v1.DeletedSession
+	(*ListSessionsRequest)(nil),          // 13: spool.v1.ListSessionsRequest
+	(*ListSessionsResponse)(nil),         // 14: spool.v1.ListSessionsResponse
+	(*GetSessionRequest)(nil),            // 15: spool.v1.GetSessionRequest
+	(*Session)(nil),                      // 16: spool.v1.Session
+	(*CurrentSandbox)(nil),               // 17: spool.v1.CurrentSandbox
+	(*UpdateSessionRequest)(nil),         // 18: spool.v1.UpdateSessionRequest
+	(*UpdateSessionResponse)(nil),        // 19: spool.v1.UpdateSessionResponse
+	(*DeleteSessionRequest)(nil),         // 20: spool.v1.DeleteSessionRequest
+	(*DeleteSessionResponse)(nil),        // 21: spool.v1.DeleteSessionResponse
+	(*PostMessageRequest)(nil),           // 22: spool.v1.PostMessageRequest
+	(*RunVariable)(nil),                  // 23: spool.v1.RunVariable
+	(*Part)(nil),                         // 24: spool.v1.Part
+	(*PostMessageResponse)(nil),          // 25: spool.v1.PostMessageResponse
+	(*InterruptSessionRequest)(nil),      // 26: spool.v1.InterruptSessionRequest
+	(*InterruptSessionResponse)(nil),     // 27: spool.v1.InterruptSessionResponse
+	(*SyncSessionRequest)(nil),           // 28: spool.v1.SyncSessionRequest
+	(*SyncSessionResponse)(nil),          // 29: spool.v1.SyncSessionResponse
+	(*TerminateEnvironmentRequest)(nil),  // 30: spool.v1.TerminateEnvironmentRequest
+	(*TerminateEnvironmentResponse)(nil), // 31: spool.v1.TerminateEnvironmentResponse
+	(*ListConversationsRequest)(nil),     // 32: spool.v1.ListConversationsRequest
+	(*ListConversationsResponse)(nil),    // 33: spool.v1.ListConversationsResponse
+	(*Conversation)(nil),                 // 34: spool.v1.Conversation
+	(*GetSessionStateRequest)(nil),       // 35: spool.v1.GetSessionStateRequest
+	(*SessionState)(nil),                 // 36: spool.v1.SessionState
+	(*IncompleteText)(nil),               // 37: spool.v1.IncompleteText
+	(*TodoList)(nil),                     // 38: spool.v1.TodoList
+	(*UsageTotal)(nil),                   // 39: spool.v1.UsageTotal
+	(*ResolvedVersions)(nil),             // 40: spool.v1.ResolvedVersions
+	(*WorkspaceState)(nil),               // 41: spool.v1.WorkspaceState
+	(*FileChange)(nil),                   // 42: spool.v1.FileChange
+	(*DiffSessionRequest)(nil),           // 43: spool.v1.DiffSessionRequest
+	(*SessionDiff)(nil),                  // 44: spool.v1.SessionDiff
+	(*BlockChange)(nil),                  // 45: spool.v1.BlockChange
+	(*StatusChange)(nil),                 // 46: spool.v1.StatusChange
+	(*FilesDiff)(nil),                    // 47: spool.v1.FilesDiff
+	(*FileDiff)(nil),                     // 48: spool.v1.FileDiff
+	(*FileVersion)(nil),                  // 49: spool.v1.FileVersion
+	(*CompareSessionsRequest)(nil),       // 50: spool.v1.CompareSessionsRequest
+	(*SessionComparison)(nil),            // 51: spool.v1.SessionComparison
+	(*StartExecutionRequest)(nil),        // 52: spool.v1.StartExecutionRequest
+	(*StartExecutionResponse)(nil),       // 53: spool.v1.StartExecutionResponse
+	(*ListExecutionsRequest)(nil),        // 54: spool.v1.ListExecutionsRequest
+	(*ListSessionExecutionsRequest)(nil), // 55: spool.v1.ListSessionExecutionsRequest
+	(*ListExecutionsResponse)(nil),       // 56: spool.v1.ListExecutionsResponse
+	(*GetExecutionRequest)(nil),          // 57: spool.v1.GetExecutionRequest
+	(*WatchExecutionRequest)(nil),        // 58: spool.v1.WatchExecutionRequest
+	(*ExecutionStatus)(nil),              // 59: spool.v1.ExecutionStatus
+	(*PendingApproval)(nil),              // 60: spool.v1.PendingApproval
+	(*MessageStatus)(nil),                // 61: spool.v1.MessageStatus
+	(*MessageCounts)(nil),                // 62: spool.v1.MessageCounts
+	(*ToolCallStatus)(nil),               // 63: spool.v1.ToolCallStatus
+	(*ToolCallCounts)(nil),               // 64: spool.v1.ToolCallCounts
+	(*SubagentStatus)(nil),               // 65: spool.v1.SubagentStatus
+	(*SubagentCounts)(nil),               // 66: spool.v1.SubagentCounts
+	(*Execution)(nil),                    // 67: spool.v1.Execution
+	(*MeteredUsage)(nil),                 // 68: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 69: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 70: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 71: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 72: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 73: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 74: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 75: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 76: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 77: spool.v1.TerminateExecutionResponse
+	(*RecoverExecutionRequest)(nil),      // 78: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 79: spool.v1.RecoverExecutionResponse
+	(*ListApprovalsRequest)(nil),         // 80: spool.v1.ListApprovalsRequest
+	(*ListApprovalsResponse)(nil),        // 81: spool.v1.ListApprovalsResponse
+	(*GetApprovalRequest)(nil),           // 82: spool.v1.GetApprovalRequest
+	(*Approval)(nil),                     // 83: spool.v1.Approval
+	(*DecideApprovalRequest)(nil),        // 84: spool.v1.DecideApprovalRequest
+	(*DecideApprovalResponse)(nil),       // 85: spool.v1.DecideApprovalResponse
+	(*ExecutionPermissions)(nil),         // 86: spool.v1.ExecutionPermissions
+	(*PermissionRule)(nil),               // 87: spool.v1.PermissionRule
+	(*ListEventsRequest)(nil),            // 88: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 89: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 90: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 91: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 92: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 93: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 94: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 95: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 96: spool.v1.Event
+	(*EventMetadata)(nil),                // 97: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 98: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 99: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 100: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 101: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 102: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 103: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 104: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 105: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 106: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 107: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 108: spool.v1.ListBlocksResponse
+	(*Block)(nil),                        // 109: spool.v1.Block
+	(*TodoItem)(nil),                     // 110: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 111: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 112: spool.v1.CreateKeyResponse
+	(*CreateSignInCodeRequest)(nil),      // 113: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 114: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 115: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 116: spool.v1.ExchangeSignInCodeResponse
+	(*ListDeadLettersRequest)(nil),       // 117: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 118: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 119: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 120: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 121: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 122: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 123: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 124: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 125: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 126: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 127: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 128: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 129: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 130: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 131: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 132: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 133: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 134: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 135: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 136: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 137: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 138: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 139: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 140: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 141: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 142: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 143: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 144: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 145: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 146: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 147: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 148: spool.v1.Reference
+	(*Definition)(nil),                   // 149: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 150: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 151: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 152: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 153: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 154: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 155: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 156: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 157: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 158: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 159: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 160: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 161: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 162: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 163: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 164: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 165: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 166: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 167: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 168: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 169: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 170: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 171: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 172: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 173: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 174: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 175: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 176: spool.v1.RemoveSkillRequest
+	nil,                                  // 177: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 178: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 179: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 180: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 181: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	174, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	177, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
 	0,   // 6: spool.v1.ForkSessionRequest.metadata:type_name -> spool.v1.Json
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
-	13,  // 8: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
-	1,   // 9: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 10: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	178, // 11: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	178, // 12: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
-	14,  // 13: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	178, // 14: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
-	9,   // 15: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	178, // 16: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	178, // 17: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
-	1,   // 18: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 19: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 20: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
-	0,   // 21: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
-	4,   // 22: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	175, // 23: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	83,  // 24: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
-	64,  // 25: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
-	31,  // 26: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	178, // 27: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	178, // 28: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	178, // 29: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
-	13,  // 30: spool.v1.SessionState.session:type_name -> spool.v1.Session
-	64,  // 31: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	106, // 32: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
-	35,  // 33: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
-	31,  // 34: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
-	36,  // 35: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
-	36,  // 36: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
-	37,  // 37: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
-	38,  // 38: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
-	34,  // 39: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	80,  // 40: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	107, // 41: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	178, // 42: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
-	39,  // 43: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	178, // 44: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
-	42,  // 45: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
-	43,  // 46: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
-	36,  // 47: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
-	36,  // 48: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
-	44,  // 49: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	106, // 50: spool.v1.BlockChange.block:type_name -> spool.v1.Block
-	45,  // 51: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
-	46,  // 52: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
-	46,  // 53: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	93,  // 54: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	93,  // 55: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
-	1,   // 56: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
-	0,   // 57: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
-	21,  // 58: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
-	4,   // 59: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	176, // 60: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	83,  // 61: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
-	64,  // 62: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
-	64,  // 63: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	178, // 64: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	178, // 65: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	178, // 66: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	178, // 67: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	178, // 68: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
-	58,  // 69: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
-	59,  // 70: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
-	60,  // 71: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
-	61,  // 72: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	107, // 73: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
-	62,  // 74: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
-	63,  // 75: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
-	66,  // 76: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
-	36,  // 77: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
-	97,  // 78: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
-	57,  // 79: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	178, // 80: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	178, // 81: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	178, // 82: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	178, // 83: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	178, // 84: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	178, // 85: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
-	66,  // 86: spool.v1.Execution.usage:type_name -> spool.v1.Usage
-	0,   // 87: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	178, // 88: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	178, // 89: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	178, // 90: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	178, // 91: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	65,  // 92: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
-	0,   // 93: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	178, // 94: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	66,  // 95: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	177, // 96: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	80,  // 97: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	120, // 98: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	178, // 99: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	178, // 100: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	178, // 101: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
-	0,   // 102: spool.v1.Approval.request:type_name -> spool.v1.Json
-	0,   // 103: spool.v1.Approval.decided:type_name -> spool.v1.Json
-	0,   // 104: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
-	0,   // 105: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
-	0,   // 106: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
-	84,  // 107: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
-	93,  // 108: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	93,  // 109: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	89,  // 110: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	92,  // 111: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	106, // 112: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	178, // 113: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 114: spool.v1.Event.data:type_name -> spool.v1.Json
-	94,  // 115: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 116: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 117: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	93,  // 118: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	97,  // 119: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	93,  // 120: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	100, // 121: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	101, // 122: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	102, // 123: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	103, // 124: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	106, // 125: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	178, // 126: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	21,  // 127: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 128: spool.v1.Block.input:type_name -> spool.v1.Json
-	107, // 129: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	178, // 130: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	178, // 131: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	116, // 132: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	178, // 133: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	119, // 134: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	178, // 135: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	120, // 136: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	128, // 137: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	178, // 138: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	178, // 139: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	178, // 140: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 141: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	135, // 142: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 143: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 144: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	178, // 145: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	138, // 146: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	138, // 147: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	138, // 148: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	145, // 149: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 150: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	178, // 151: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	145, // 152: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	145, // 153: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 154: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	146, // 155: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	145, // 156: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 157: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	146, // 158: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	145, // 159: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 160: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	146, // 161: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	167, // 162: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	166, // 163: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	171, // 164: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	145, // 165: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	178, // 166: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	20,  // 167: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 168: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	20,  // 169: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 170: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 171: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	10,  // 172: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	12,  // 173: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	15,  // 174: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	17,  // 175: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	19,  // 176: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	23,  // 177: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	25,  // 178: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	27,  // 179: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	29,  // 180: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	32,  // 181: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	40,  // 182: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	47,  // 183: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	49,  // 184: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	51,  // 185: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	54,  // 186: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	52,  // 187: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	55,  // 188: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	67,  // 189: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	69,  // 190: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	71,  // 191: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	73,  // 192: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	75,  // 193: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	85,  // 194: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	95,  // 195: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	98,  // 196: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	87,  // 197: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	90,  // 198: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	104, // 199: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	77,  // 200: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	79,  // 201: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	81,  // 202: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	108, // 203: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	126, // 204: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	129, // 205: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	110, // 206: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	112, // 207: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	139, // 208: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	141, // 209: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	143, // 210: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	131, // 211: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	133, // 212: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	136, // 213: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	114, // 214: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	121, // 215: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	122, // 216: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	124, // 217: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	117, // 218: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	149, // 219: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	150, // 220: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	152, // 221: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	153, // 222: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	154, // 223: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	155, // 224: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	157, // 225: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	158, // 226: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	159, // 227: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	160, // 228: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	162, // 229: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	163, // 230: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	164, // 231: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	168, // 232: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	170, // 233: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	172, // 234: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	173, // 235: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 236: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 237: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	11,  // 238: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	13,  // 239: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	16,  // 240: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	18,  // 241: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	22,  // 242: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	24,  // 243: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	26,  // 244: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	28,  // 245: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	30,  // 246: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	33,  // 247: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	41,  // 248: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	48,  // 249: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	50,  // 250: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	53,  // 251: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	64,  // 252: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	53,  // 253: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	56,  // 254: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	68,  // 255: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	70,  // 256: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	72,  // 257: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	74,  // 258: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	76,  // 259: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	86,  // 260: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	96,  // 261: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	99,  // 262: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	88,  // 263: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	91,  // 264: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	105, // 265: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	78,  // 266: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	80,  // 267: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	82,  // 268: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	109, // 269: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	127, // 270: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	130, // 271: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	111, // 272: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	113, // 273: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	140, // 274: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	142, // 275: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	144, // 276: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	132, // 277: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	134, // 278: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	137, // 279: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	115, // 280: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	116, // 281: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	123, // 282: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	125, // 283: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	118, // 284: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	147, // 285: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	151, // 286: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	146, // 287: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	148, // 288: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	147, // 289: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	156, // 290: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	146, // 291: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	148, // 292: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	147, // 293: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	161, // 294: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	146, // 295: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	148, // 296: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	165, // 297: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	169, // 298: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	171, // 299: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	147, // 300: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	148, // 301: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	236, // [236:302] is the sub-list for method output_type
-	170, // [170:236] is the sub-list for method input_type
-	170, // [170:170] is the sub-list for extension type_name
-	170, // [170:170] is the sub-list for extension extendee
-	0,   // [0:170] is the sub-list for field type_name
+	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
+	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
+	181, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
+	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
+	181, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	181, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	17,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
+	181, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
+	181, // 19: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	181, // 20: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	1,   // 21: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 22: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
+	24,  // 23: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
+	0,   // 24: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
+	4,   // 25: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	178, // 26: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	86,  // 27: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	67,  // 28: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
+	34,  // 29: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
+	181, // 30: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	181, // 31: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	181, // 32: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	16,  // 33: spool.v1.SessionState.session:type_name -> spool.v1.Session
+	67,  // 34: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
+	109, // 35: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	38,  // 36: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
+	34,  // 37: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
+	39,  // 38: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
+	39,  // 39: spool.v1.SessionState.metered:type_name -> spool.v1.UsageTotal
+	40,  // 40: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
+	41,  // 41: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
+	37,  // 42: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
+	83,  // 43: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
+	110, // 44: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	181, // 45: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	42,  // 46: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
+	181, // 47: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	45,  // 48: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
+	46,  // 49: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
+	39,  // 50: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
+	39,  // 51: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
+	47,  // 52: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
+	109, // 53: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	48,  // 54: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
+	49,  // 55: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
+	49,  // 56: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
+	96,  // 57: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	96,  // 58: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	1,   // 59: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
+	0,   // 60: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
+	24,  // 61: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
+	4,   // 62: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
+	179, // 63: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	86,  // 64: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	67,  // 65: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
+	67,  // 66: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
+	181, // 67: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	181, // 68: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	181, // 69: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	181, // 70: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	181, // 71: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	61,  // 72: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
+	62,  // 73: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
+	63,  // 74: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
+	64,  // 75: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
+	110, // 76: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	65,  // 77: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
+	66,  // 78: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
+	69,  // 79: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
+	39,  // 80: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
+	100, // 81: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
+	60,  // 82: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
+	181, // 83: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	181, // 84: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	181, // 85: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	181, // 86: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	181, // 87: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	181, // 88: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	69,  // 89: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	0,   // 90: spool.v1.Execution.metadata:type_name -> spool.v1.Json
+	181, // 91: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	181, // 92: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	181, // 93: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	181, // 94: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	68,  // 95: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	0,   // 96: spool.v1.Execution.resolved:type_name -> spool.v1.Json
+	181, // 97: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	69,  // 98: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	180, // 99: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	83,  // 100: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
+	123, // 101: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	181, // 102: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	181, // 103: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	181, // 104: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	0,   // 105: spool.v1.Approval.request:type_name -> spool.v1.Json
+	0,   // 106: spool.v1.Approval.decided:type_name -> spool.v1.Json
+	0,   // 107: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
+	0,   // 108: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
+	0,   // 109: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
+	87,  // 110: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
+	96,  // 111: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	96,  // 112: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	92,  // 113: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	95,  // 114: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	109, // 115: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	181, // 116: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 117: spool.v1.Event.data:type_name -> spool.v1.Json
+	97,  // 118: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 119: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 120: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	96,  // 121: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	100, // 122: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	96,  // 123: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	103, // 124: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	104, // 125: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	105, // 126: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	106, // 127: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	109, // 128: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	181, // 129: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	24,  // 130: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 131: spool.v1.Block.input:type_name -> spool.v1.Json
+	110, // 132: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	181, // 133: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	181, // 134: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	119, // 135: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	181, // 136: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	122, // 137: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	181, // 138: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	123, // 139: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	131, // 140: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	181, // 141: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	181, // 142: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	181, // 143: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 144: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	138, // 145: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 146: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 147: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	181, // 148: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	141, // 149: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	141, // 150: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	141, // 151: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	148, // 152: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 153: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	181, // 154: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	148, // 155: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	148, // 156: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 157: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	149, // 158: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	148, // 159: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 160: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	149, // 161: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	148, // 162: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 163: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	149, // 164: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	170, // 165: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	169, // 166: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	174, // 167: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	148, // 168: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	181, // 169: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	23,  // 170: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	23,  // 171: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	23,  // 172: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 173: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 174: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 175: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 176: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 177: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	18,  // 178: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	20,  // 179: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	22,  // 180: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	26,  // 181: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	28,  // 182: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	30,  // 183: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	32,  // 184: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	35,  // 185: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	43,  // 186: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	50,  // 187: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	52,  // 188: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	54,  // 189: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	57,  // 190: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	55,  // 191: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	58,  // 192: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	70,  // 193: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	72,  // 194: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	74,  // 195: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	76,  // 196: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	78,  // 197: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	88,  // 198: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	98,  // 199: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	101, // 200: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	90,  // 201: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	93,  // 202: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	107, // 203: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	80,  // 204: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	82,  // 205: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	84,  // 206: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	111, // 207: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	129, // 208: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	132, // 209: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	113, // 210: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	115, // 211: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	142, // 212: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	144, // 213: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	146, // 214: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	134, // 215: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	136, // 216: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	139, // 217: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	117, // 218: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	124, // 219: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	125, // 220: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	127, // 221: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	120, // 222: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	152, // 223: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	153, // 224: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	155, // 225: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	156, // 226: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	157, // 227: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	158, // 228: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	160, // 229: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	161, // 230: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	162, // 231: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	163, // 232: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	165, // 233: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	166, // 234: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	167, // 235: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	171, // 236: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	173, // 237: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	175, // 238: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	176, // 239: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 240: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 241: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 242: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 243: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 244: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	19,  // 245: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	21,  // 246: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	25,  // 247: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	27,  // 248: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	29,  // 249: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	31,  // 250: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	33,  // 251: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	36,  // 252: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	44,  // 253: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	51,  // 254: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	53,  // 255: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	56,  // 256: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	67,  // 257: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	56,  // 258: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	59,  // 259: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	71,  // 260: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	73,  // 261: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	75,  // 262: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	77,  // 263: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	79,  // 264: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	89,  // 265: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	99,  // 266: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	102, // 267: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	91,  // 268: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	94,  // 269: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	108, // 270: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	81,  // 271: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	83,  // 272: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	85,  // 273: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	112, // 274: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	130, // 275: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	133, // 276: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	114, // 277: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	116, // 278: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	143, // 279: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	145, // 280: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	147, // 281: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	135, // 282: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	137, // 283: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	140, // 284: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	118, // 285: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	119, // 286: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	126, // 287: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	128, // 288: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	121, // 289: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	150, // 290: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	154, // 291: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	149, // 292: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	151, // 293: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	150, // 294: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	159, // 295: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	149, // 296: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	151, // 297: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	150, // 298: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	164, // 299: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	149, // 300: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	151, // 301: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	168, // 302: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	172, // 303: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	174, // 304: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	150, // 305: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	151, // 306: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	240, // [240:307] is the sub-list for method output_type
+	173, // [173:240] is the sub-list for method input_type
+	173, // [173:173] is the sub-list for extension type_name
+	173, // [173:173] is the sub-list for extension extendee
+	0,   // [0:173] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -15252,54 +15463,58 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[4].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[7].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[9].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[10].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[11].OneofWrappers = []any{
+		(*StreamSessionsResponse_Session)(nil),
+		(*StreamSessionsResponse_Deleted)(nil),
+	}
 	file_spool_v1_spool_proto_msgTypes[13].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[14].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[21].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[22].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[31].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[32].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[37].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[38].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[39].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[44].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[45].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[46].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[50].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[51].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[56].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[64].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[80].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[85].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[93].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[95].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[96].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[16].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[17].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[24].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[25].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[34].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[35].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[40].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[41].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[42].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[47].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[48].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[49].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[53].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[54].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[59].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[67].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[83].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[88].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[96].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[101].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[102].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[106].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[109].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[128].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[145].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[167].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[171].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[123].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[131].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[170].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[174].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   178,
+			NumMessages:   181,
 			NumExtensions: 0,
 			NumServices:   14,
 		},

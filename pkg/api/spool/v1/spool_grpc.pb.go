@@ -28,6 +28,7 @@ const (
 	Sessions_CreateSession_FullMethodName        = "/spool.v1.Sessions/CreateSession"
 	Sessions_ForkSession_FullMethodName          = "/spool.v1.Sessions/ForkSession"
 	Sessions_ListSessions_FullMethodName         = "/spool.v1.Sessions/ListSessions"
+	Sessions_StreamSessions_FullMethodName       = "/spool.v1.Sessions/StreamSessions"
 	Sessions_GetSession_FullMethodName           = "/spool.v1.Sessions/GetSession"
 	Sessions_UpdateSession_FullMethodName        = "/spool.v1.Sessions/UpdateSession"
 	Sessions_DeleteSession_FullMethodName        = "/spool.v1.Sessions/DeleteSession"
@@ -60,6 +61,10 @@ type SessionsClient interface {
 	// it. A list sorted by updated changes while a client pages through it: sessions that are updated meanwhile move to
 	// the newest end.
 	ListSessions(ctx context.Context, in *ListSessionsRequest, opts ...grpc.CallOption) (*ListSessionsResponse, error)
+	// Streams the changes of the tenant's sessions from a cursor: of each session that was created, deleted, or changed in
+	// what lists show, its present state, in the order of the log. States that were replaced before they were read are left
+	// out. Over HTTP the same stream is GET /api/sessions/stream (SSE) and a message sessions:join on GET /api/ws (WebSocket).
+	StreamSessions(ctx context.Context, in *StreamSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSessionsResponse], error)
 	// Returns a session.
 	GetSession(ctx context.Context, in *GetSessionRequest, opts ...grpc.CallOption) (*Session, error)
 	// Changes the options, the metadata, or both. Absent fields keep their values.
@@ -127,6 +132,25 @@ func (c *sessionsClient) ListSessions(ctx context.Context, in *ListSessionsReque
 	}
 	return out, nil
 }
+
+func (c *sessionsClient) StreamSessions(ctx context.Context, in *StreamSessionsRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[StreamSessionsResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Sessions_ServiceDesc.Streams[0], Sessions_StreamSessions_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[StreamSessionsRequest, StreamSessionsResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Sessions_StreamSessionsClient = grpc.ServerStreamingClient[StreamSessionsResponse]
 
 func (c *sessionsClient) GetSession(ctx context.Context, in *GetSessionRequest, opts ...grpc.CallOption) (*Session, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -257,6 +281,10 @@ type SessionsServer interface {
 	// it. A list sorted by updated changes while a client pages through it: sessions that are updated meanwhile move to
 	// the newest end.
 	ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error)
+	// Streams the changes of the tenant's sessions from a cursor: of each session that was created, deleted, or changed in
+	// what lists show, its present state, in the order of the log. States that were replaced before they were read are left
+	// out. Over HTTP the same stream is GET /api/sessions/stream (SSE) and a message sessions:join on GET /api/ws (WebSocket).
+	StreamSessions(*StreamSessionsRequest, grpc.ServerStreamingServer[StreamSessionsResponse]) error
 	// Returns a session.
 	GetSession(context.Context, *GetSessionRequest) (*Session, error)
 	// Changes the options, the metadata, or both. Absent fields keep their values.
@@ -303,6 +331,9 @@ func (UnimplementedSessionsServer) ForkSession(context.Context, *ForkSessionRequ
 }
 func (UnimplementedSessionsServer) ListSessions(context.Context, *ListSessionsRequest) (*ListSessionsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListSessions not implemented")
+}
+func (UnimplementedSessionsServer) StreamSessions(*StreamSessionsRequest, grpc.ServerStreamingServer[StreamSessionsResponse]) error {
+	return status.Error(codes.Unimplemented, "method StreamSessions not implemented")
 }
 func (UnimplementedSessionsServer) GetSession(context.Context, *GetSessionRequest) (*Session, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetSession not implemented")
@@ -411,6 +442,17 @@ func _Sessions_ListSessions_Handler(srv interface{}, ctx context.Context, dec fu
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _Sessions_StreamSessions_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(StreamSessionsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(SessionsServer).StreamSessions(m, &grpc.GenericServerStream[StreamSessionsRequest, StreamSessionsResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Sessions_StreamSessionsServer = grpc.ServerStreamingServer[StreamSessionsResponse]
 
 func _Sessions_GetSession_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetSessionRequest)
@@ -674,7 +716,13 @@ var Sessions_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Sessions_CompareSessions_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "StreamSessions",
+			Handler:       _Sessions_StreamSessions_Handler,
+			ServerStreams: true,
+		},
+	},
 	Metadata: "spool/v1/spool.proto",
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spoolhq/spool/pkg/livefiles"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/changes"
 	"github.com/spoolhq/spool/services/gateway/internal/commands"
 	"github.com/spoolhq/spool/services/gateway/internal/dead"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
@@ -74,6 +75,7 @@ type Server struct {
 	newSessions  uncountedSessions
 	// AwaitLimits blocks until the services that enforce a tenant's limits have received them.
 	AwaitLimits  func(ctx context.Context, tenant string, l events.TenantLimits) error
+	Changes      *changes.Hub
 	Watch        *auth.KeyWatch
 	Now          func() time.Time
 	Entropy      io.Reader

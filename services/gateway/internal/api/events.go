@@ -10,6 +10,7 @@ import (
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/changes"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -165,21 +166,81 @@ func (s *Server) sendFrames(ctx context.Context, from frameSource, metadata bool
 		if err != nil {
 			return err
 		}
-		sent := make(chan error, 1)
-		go func() { sent <- s.sendBatch(frames, metadata, send) }()
-		slow := time.NewTimer(s.WriteTimeout)
-		select {
-		case err = <-sent:
-		case <-ctx.Done():
-			err = context.Cause(ctx)
-		case <-slow.C:
-			err = problem.New(problem.SlowClient, "", fmt.Sprintf("the client took too long to read; call again with the seq of its last event, which is %d or later", cursor))
-		}
-		slow.Stop()
+		err = s.sendInTime(ctx, func() error { return s.sendBatch(frames, metadata, send) }, fmt.Sprintf("the seq of its last event, which is %d or later", cursor))
 		if err != nil {
 			return err
 		}
 		cursor = from.Cursor()
+	}
+}
+
+// sendInTime calls send in a goroutine of its own, and returns its error, or SLOW_CLIENT after WriteTimeout. again says with which cursor the client can
+// call again.
+func (s *Server) sendInTime(ctx context.Context, send func() error, again string) error {
+	sent := make(chan error, 1)
+	go func() { sent <- send() }()
+	slow := time.NewTimer(s.WriteTimeout)
+	defer slow.Stop()
+	select {
+	case err := <-sent:
+		return err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-slow.C:
+		return problem.New(problem.SlowClient, "", "the client took too long to read; call again with "+again)
+	}
+}
+
+// StreamSessions sends the changes of the tenant's sessions after a cursor, until the client or the gateway ends the call.
+func (s *Server) StreamSessions(r *spoolv1.StreamSessionsRequest, out grpc.ServerStreamingServer[spoolv1.StreamSessionsResponse]) error {
+	p, err := auth.From(out.Context())
+	if err != nil {
+		return err
+	}
+	ctx, release := s.Watch.AddStream(out.Context(), p)
+	defer release()
+	reader, err := s.Changes.Join(ctx, p.Tenant, p.Agents, "after", r.GetAfter())
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	defer s.Metrics.BeginStream(streamKindGRPC)()
+	err = s.sendChanges(ctx, reader, out)
+	if out.Context().Err() == nil {
+		s.Metrics.CountCut(streamKindGRPC, string(problem.From(err).Code))
+	}
+	return err
+}
+
+// sendChanges sends the changes that a reader returns, until an error occurs.
+func (s *Server) sendChanges(ctx context.Context, reader *changes.Reader, out grpc.ServerStreamingServer[spoolv1.StreamSessionsResponse]) error {
+	cursor := reader.Cursor()
+	list := []*spoolv1.StreamSessionsResponse{{Cursor: cursor}}
+	for {
+		err := s.sendInTime(ctx, func() error {
+			for _, m := range list {
+				if err := out.Send(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		}, "cursor "+cursor)
+		if err != nil {
+			return err
+		}
+		changed, err := reader.Next(ctx)
+		if err != nil {
+			return err
+		}
+		list, cursor = nil, reader.Cursor()
+		for _, c := range changed {
+			m := &spoolv1.StreamSessionsResponse{Cursor: c.Cursor.String(), Change: &spoolv1.StreamSessionsResponse_Session{Session: c.Session}}
+			if c.Deleted != nil {
+				m.Change = &spoolv1.StreamSessionsResponse_Deleted{Deleted: c.Deleted}
+			}
+			s.Metrics.CountSent(streamKindGRPC, len(c.JSON))
+			list = append(list, m)
+		}
 	}
 }
 

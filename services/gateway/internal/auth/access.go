@@ -39,7 +39,7 @@ func publicAccess() access { return access{public: true} }
 // requiredAccess maps methods of spool.v1 (full names without the package) and HTTP routes without a method (METHOD and
 // pattern) to the access that they require. It is the only such table.
 var requiredAccess = map[string]access{
-	"Sessions/CreateSession": useAccess(), "Sessions/ForkSession": useAccess(), "Sessions/ListSessions": useAccess(), "Sessions/GetSession": useAccess(), "Sessions/UpdateSession": useAccess(),
+	"Sessions/CreateSession": useAccess(), "Sessions/ForkSession": useAccess(), "Sessions/ListSessions": useAccess(), "Sessions/StreamSessions": useAccess(), "Sessions/GetSession": useAccess(), "Sessions/UpdateSession": useAccess(),
 	"Sessions/PostMessage": useAccess(), "Sessions/InterruptSession": useAccess(), "Sessions/SyncSession": useAccess(), "Sessions/TerminateEnvironment": useAccess(),
 	"Sessions/ListConversations": useAccess(), "Sessions/DeleteSession": operateAccess(),
 	"Sessions/GetSessionState": useAccess(), "Sessions/DiffSession": useAccess(), "Sessions/CompareSessions": useAccess(),
@@ -73,7 +73,7 @@ var requiredAccess = map[string]access{
 	"Environments/ApplyEnvironment": forWholeTenant(operateAccess()), "Environments/RemoveEnvironment": forWholeTenant(operateAccess()),
 	"Skills/ListSkills": useAccess(), "Skills/GetSkill": useAccess(), "Skills/TagSkill": forWholeTenant(operateAccess()), "Skills/RemoveSkill": forWholeTenant(operateAccess()),
 
-	"GET /api/ws": useAccess(),
+	"GET /api/ws": useAccess(), "GET /api/sessions/stream": useAccess(),
 	"GET /api/sessions/{session_id}/events/stream":   useAccess(),
 	"GET /api/sessions/{session_id}/files":           useAccess(),
 	"PUT /api/sessions/{session_id}/files":           useAccess(),

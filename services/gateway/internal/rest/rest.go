@@ -133,6 +133,7 @@ func (h *Handler) plainRoute(path string) http.HandlerFunc {
 const (
 	metricsPath  = "/metrics"
 	socketPath   = "/api/ws"
+	changesPath  = "/api/sessions/stream"
 	signInPath   = "/api/signin/sessions" // the only route of spool.v1 that needs no key
 	streamPrefix = "/api/sessions/"
 	streamSuffix = "/events/stream"
@@ -229,6 +230,9 @@ func (h *Handler) streamHandler(w *statusRecorder, r *http.Request) func() error
 	case r.URL.Path == socketPath:
 		w.route = socketPath
 		serve = func() error { return h.cfg.Socket.Serve(w, r) }
+	case r.URL.Path == changesPath:
+		w.route = changesPath
+		serve = func() error { return h.cfg.SSE.ServeChanges(w, r) }
 	case streams && ends && !strings.Contains(session, "/"):
 		w.route = streamPrefix + "{session_id}" + streamSuffix
 		serve = func() error { return h.cfg.SSE.Serve(w, r, session) }

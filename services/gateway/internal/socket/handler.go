@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/truncate"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/changes"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -30,6 +31,7 @@ const MaxMessageBytes = 64 << 10
 type Config struct {
 	Admission *admission.Admission
 	Live      *live.Hub
+	Changes   *changes.Hub
 	Player    *replay.Player
 	Reads     *reads.Store
 	Watch     *auth.KeyWatch
@@ -138,7 +140,7 @@ type conn struct {
 	principal auth.Principal // of the key that opened it
 
 	mu        sync.Mutex
-	joined    map[string]context.CancelCauseFunc // by session
+	joined    map[string]context.CancelCauseFunc // by session; "" for the changes of all sessions
 	work      sync.WaitGroup                     // counts the goroutines of joins and decisions
 	decisions chan struct{}                      // has an element for each decision that is not answered yet
 	closing   sync.Once

@@ -28,6 +28,13 @@ const (
 	typeSnapshot = "session:snapshot"
 	typeLeft     = "session:left"
 	typeError    = "error"
+
+	typeJoinSessions   = "sessions:join"
+	typeLeaveSessions  = "sessions:leave"
+	typeJoinedSessions = "sessions:joined"
+	typeChanged        = "sessions:changed"
+	typeDeleted        = "sessions:deleted"
+	typeLeftSessions   = "sessions:left"
 )
 
 // clientRequest is a message that a client sends on a WebSocket.
@@ -36,6 +43,7 @@ type clientRequest struct {
 	RequestID string `json:"requestId"`
 	SessionID string `json:"sessionId"`
 	After     uint32 `json:"after"`
+	Cursor    string `json:"cursor"`   // for sessions:join
 	Metadata  *bool  `json:"metadata"` // for a join: false omits metadata from the events
 
 	Replay bool            `json:"replay"` // for a join: replay past events instead of streaming new ones
@@ -132,7 +140,7 @@ func parseRequest(data []byte) (clientRequest, error) {
 	case errors.As(err, &wrong):
 		return r, problem.Invalid(wrong.Field, "must be a string, not %s", wrong.Value)
 	case err != nil:
-		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, metadata, replay, speed, from, to and executionId, and no others")
+		return r, problem.Invalid("type", "there are the fields type, requestId, sessionId, after, cursor, metadata, replay, speed, from, to and executionId, and no others")
 	case len(r.RequestID) > maxRequestIDBytes:
 		r.RequestID = ""
 		return r, problem.Invalid("requestId", "value is longer than %d bytes", maxRequestIDBytes)
@@ -147,6 +155,9 @@ type serverMessage struct {
 	SessionID  string            `json:"sessionId,omitempty"`
 	ApprovalID string            `json:"approvalId,omitempty"`
 	Position   string            `json:"position,omitempty"`
+	Cursor     string            `json:"cursor,omitempty"`
+	Session    json.RawMessage   `json:"session,omitempty"`
+	Deleted    json.RawMessage   `json:"deleted,omitempty"`
 	Code       problem.Code      `json:"code,omitempty"`
 	Message    string            `json:"message,omitempty"`
 	Field      string            `json:"field,omitempty"`

@@ -76,10 +76,14 @@ func (c *conn) handleRequest(ctx context.Context, r clientRequest) error {
 		return c.joinSession(ctx, r)
 	case typeLeave:
 		return c.leaveSession(r)
+	case typeJoinSessions:
+		return c.joinChanges(ctx, r)
+	case typeLeaveSessions:
+		return c.leave("", r)
 	case typeDecide:
 		return c.handleDecision(ctx, r)
 	}
-	return problem.Invalid("type", "%+q is not a type of message: there are %s, %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave, typeDecide)
+	return problem.Invalid("type", "%+q is not a type of message: there are %s, %s, %s, %s and %s", truncate.Text(r.Type, 64), typeJoin, typeLeave, typeJoinSessions, typeLeaveSessions, typeDecide)
 }
 
 // errLeftByClient is the cause with which a join is cancelled when its client has sent a message to leave the session.
@@ -92,11 +96,16 @@ func (c *conn) leaveSession(r clientRequest) error {
 	if err := reads.CheckSessionID(r.SessionID); err != nil {
 		return err
 	}
+	return c.leave(r.SessionID, r)
+}
+
+// leave ends the join of a session, or of the changes of all sessions ("").
+func (c *conn) leave(session string, r clientRequest) error {
 	c.mu.Lock()
-	cancel := c.joined[r.SessionID]
+	cancel := c.joined[session]
 	c.mu.Unlock()
 	if cancel == nil {
-		return problem.New(problem.NotJoined, "", "this connection has not joined the session")
+		return problem.New(problem.NotJoined, "", "this connection has not joined it")
 	}
 	cancel(errLeftByClient{r})
 	return nil

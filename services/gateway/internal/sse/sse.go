@@ -1,4 +1,4 @@
-// Package sse streams a session's events as server-sent events.
+// Package sse streams a session's events, and the changes of a tenant's sessions, as server-sent events.
 package sse
 
 import (
@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/events/pace"
 	"github.com/spoolhq/spool/services/gateway/internal/admission"
 	"github.com/spoolhq/spool/services/gateway/internal/auth"
+	"github.com/spoolhq/spool/services/gateway/internal/changes"
 	"github.com/spoolhq/spool/services/gateway/internal/live"
 	"github.com/spoolhq/spool/services/gateway/internal/problem"
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
@@ -28,6 +29,7 @@ import (
 type Config struct {
 	Admission    *admission.Admission
 	Live         *live.Hub
+	Changes      *changes.Hub
 	Player       *replay.Player
 	Watch        *auth.KeyWatch
 	Comment      time.Duration        // interval of comments that keep the connection open; 0 means 15 s
@@ -37,7 +39,7 @@ type Config struct {
 	Cut          func(code string)    // called with the error code when the server ends a stream
 }
 
-// Handler serves GET /api/sessions/{id}/events/stream.
+// Handler serves GET /api/sessions/{id}/events/stream and GET /api/sessions/stream.
 type Handler struct{ cfg Config }
 
 // New returns a Handler.
@@ -89,6 +91,64 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 		return err
 	}
 	defer from.Close()
+	h.stream(ctx, w, nil, func() string { return strconv.FormatUint(uint64(from.Cursor()), 10) }, func(ctx context.Context) (b []byte, err error) {
+		frames, err := from.Next(ctx)
+		for _, f := range frames {
+			b = h.appendFrame(b, f, metadata)
+		}
+		return b, err
+	})
+	return nil
+}
+
+// ServeChanges streams the changes of the tenant's sessions until the client disconnects or the context is cancelled. Errors before the beginning of
+// the stream are returned, for problem+json.
+func (h *Handler) ServeChanges(w http.ResponseWriter, r *http.Request) error {
+	p, err := auth.From(r.Context())
+	if err != nil {
+		return err
+	}
+	q := r.URL.Query()
+	for name, values := range q {
+		if name != "after" || len(values) > 1 {
+			return problem.Invalid(name, "the only parameter is after, and it may be given once")
+		}
+	}
+	field, after := "after", q.Get("after")
+	if last := r.Header.Get("Last-Event-ID"); last != "" {
+		field, after = "Last-Event-ID", last
+	}
+	end, err := h.cfg.Admission.BeginStream(p.Tenant)
+	if err != nil {
+		return err
+	}
+	defer end()
+	ctx, release := h.cfg.Watch.AddStream(r.Context(), p)
+	defer release()
+	reader, err := h.cfg.Changes.Join(ctx, p.Tenant, p.Agents, field, after)
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
+	began := encodeEvent(reader.Cursor(), "started", []byte(`{"cursor":"`+reader.Cursor()+`"}`))
+	h.stream(ctx, w, began, reader.Cursor, func(ctx context.Context) (b []byte, err error) {
+		list, err := reader.Next(ctx)
+		for _, c := range list {
+			name := "session"
+			if c.Deleted != nil {
+				name = "session_deleted"
+			}
+			h.cfg.Sent(len(c.JSON))
+			b = append(b, encodeEvent(c.Cursor.String(), name, c.JSON)...)
+		}
+		return b, err
+	})
+	return nil
+}
+
+// stream sends the head of a stream, its first bytes, and what next returns, until an error occurs. cursor returns the position with which the client
+// can continue.
+func (h *Handler) stream(ctx context.Context, w http.ResponseWriter, first []byte, cursor func() string, next func(context.Context) ([]byte, error)) {
 	defer h.cfg.Opened()()
 	out := &timedWriter{w: w, control: http.NewResponseController(w), timeout: h.cfg.WriteTimeout}
 	head := w.Header()
@@ -96,15 +156,14 @@ func (h *Handler) Serve(w http.ResponseWriter, r *http.Request, session string) 
 	head.Set("Cache-Control", "no-store")
 	head.Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
-	if err := out.write([]byte("retry: 1000\n\n")); err != nil {
-		return nil
+	if err := out.write(append([]byte("retry: 1000\n\n"), first...)); err != nil {
+		return
 	}
-	if err := h.sendFrames(ctx, out, from, metadata); err != nil {
+	if err := h.sendBatches(ctx, out, cursor, next); err != nil {
 		refused := problem.From(err)
 		h.cfg.Cut(string(refused.Code))
 		_ = out.write(encodeEvent("", "problem", refused.JSON())) // the client may be gone
 	}
-	return nil
 }
 
 // frameSource returns, one batch after another, the frames that a stream sends. It is a live.Reader or a
@@ -254,15 +313,15 @@ func requestCursor(r *http.Request, q url.Values) (uint32, error) {
 	return n, fieldProblem(err)
 }
 
-// errNothingToSend is the cause with which sendFrames ends its wait for frames after a pause, to send a comment that
+// errNothingToSend is the cause with which sendBatches ends its wait for frames after a pause, to send a comment that
 // keeps the connection alive.
 var errNothingToSend = errors.New("nothing to send")
 
-// sendFrames sends frames to the client until an error occurs. A client that disconnects is not an error.
-func (h *Handler) sendFrames(ctx context.Context, out *timedWriter, from frameSource, metadata bool) error {
+// sendBatches sends what next returns to the client until an error occurs. A client that disconnects is not an error.
+func (h *Handler) sendBatches(ctx context.Context, out *timedWriter, cursor func() string, next func(context.Context) ([]byte, error)) error {
 	for {
 		wait, cancel := context.WithTimeoutCause(ctx, h.cfg.Comment, errNothingToSend)
-		frames, err := from.Next(wait)
+		b, err := next(wait)
 		cancel()
 		if errors.Is(err, errNothingToSend) {
 			if err := out.write([]byte(": \n\n")); err != nil {
@@ -276,10 +335,6 @@ func (h *Handler) sendFrames(ctx context.Context, out *timedWriter, from frameSo
 		if err != nil {
 			return err
 		}
-		var b []byte
-		for _, f := range frames {
-			b = h.appendFrame(b, f, metadata)
-		}
 		began := time.Now()
 		if err := out.write(b); err != nil {
 			if time.Since(began) >= h.cfg.WriteTimeout {
@@ -288,7 +343,7 @@ func (h *Handler) sendFrames(ctx context.Context, out *timedWriter, from frameSo
 			return nil
 		}
 		if time.Since(began) >= h.cfg.WriteTimeout {
-			return problem.New(problem.SlowClient, "", "the client took too long to read; connect again with cursor "+strconv.FormatUint(uint64(from.Cursor()), 10))
+			return problem.New(problem.SlowClient, "", "the client took too long to read; connect again with cursor "+cursor())
 		}
 	}
 }

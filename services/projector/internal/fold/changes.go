@@ -69,6 +69,7 @@ type Announcement struct {
 	Session RowKey
 	Events  []*Event
 	Tip     int64
+	Changed bool // lists of sessions show something new
 }
 
 // Empty reports whether nothing changed.

@@ -145,6 +145,12 @@ func (f *batchFold) foldSessionCommit(rec eventlog.Record) error {
 		return err
 	}
 	position := rec.Position.String()
+	var before *Session
+	if a.session != nil {
+		row := a.session.row
+		before = &row
+	}
+	defer f.noteChange(a, before, a.deleted, rec.Position)
 	for _, e := range rec.Events {
 		e.Time = clampTime(e.Time)
 		if a.deleted {
@@ -158,6 +164,27 @@ func (f *batchFold) foldSessionCommit(rec eventlog.Record) error {
 		}
 	}
 	return nil
+}
+
+// noteChange sets ChangedAt of a session that a commit created, deleted, or changed in what lists of sessions show. before is the session's row before
+// the commit, nil for none, and deleted whether the session was deleted before.
+func (f *batchFold) noteChange(a *sessionRows, before *Session, deleted bool, position eventlog.Position) {
+	seq := int64(position.Seq) //nolint:gosec // sequences of streams are far below the limit
+	switch {
+	case a.session != nil && (before == nil || !a.session.row.isListedAs(*before)):
+		a.session.row.ChangedAt = seq
+	case a.deleted && !deleted:
+		a.tombstone.row.ChangedAt = seq
+	default:
+		return
+	}
+	f.announcementOf(a.key).Changed = true
+}
+
+// isListedAs reports whether lists of sessions show the same of two states of a session. The time of its last event does not count.
+func (s Session) isListedAs(o Session) bool {
+	o.UpdatedAt, o.Tip, o.TipPosition, o.Spent, o.ChangedAt = s.UpdatedAt, s.Tip, s.TipPosition, s.Spent, s.ChangedAt
+	return s == o
 }
 
 // foldEvent gives an event the session's next seq, adds the row of the event, and applies the event to the session's
@@ -250,10 +277,12 @@ func (f *batchFold) foldAfterDeletion(a *sessionRows, rec eventlog.Record, e eve
 		return f.addSandboxCostAfterDeletion(a, e, d)
 	case events.RunRetired:
 		f.replaceAuditRows(rec, d)
+		markChanged(&f.deleted, a.tombstone).Agent = "" // the commit that names it may be removed from now on
 		f.deleteEventsAndBlocks(a)
 		return f.replaceSessionUsage(a, d)
 	case events.ContentRemoved:
-		markChanged(&f.deleted, a.tombstone).Removed = true
+		t := markChanged(&f.deleted, a.tombstone)
+		t.Removed, t.Agent = true, ""
 		return f.subtractStoredBytes(a)
 	}
 	return nil
@@ -310,7 +339,7 @@ func (f *batchFold) deleteSession(a *sessionRows, e events.Event) error {
 	if stored {
 		f.out.Gone = append(f.out.Gone, a.key)
 	}
-	a.tombstone = &cachedRow[DeletedSession]{row: DeletedSession{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: postgresTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked}}
+	a.tombstone = &cachedRow[DeletedSession]{row: DeletedSession{Tenant: a.key.Tenant, ID: a.key.ID, Group: f.model.group, At: postgresTime(e.Time), Spent: a.session.row.Spent, Parent: a.session.row.Parent, Forked: a.session.row.Forked, Agent: a.session.row.Agent}}
 	markChanged(&f.deleted, a.tombstone)
 	fresh := newSessionRows(a.key)
 	a.session, a.deleted, a.complete, a.kept, a.history = nil, true, false, a.blocks, nil

@@ -55,6 +55,7 @@ type (
 		Forked          string // JSON of events.SessionForked; "" for none
 		SandboxMs       int64  // running time of its metered sandboxes
 		SandboxCostUSD  float64
+		ChangedAt       int64 // stream sequence of the last commit that changed what lists of sessions show
 	}
 	// DeletedSession is a row of the table deleted_sessions.
 	DeletedSession struct {
@@ -65,6 +66,8 @@ type (
 		Removed    bool   // whether its content was removed
 		Parent     string // as in Session
 		Forked     string
+		Agent      string
+		ChangedAt  int64 // stream sequence of the commit that deleted it
 	}
 	// Execution is a row of the table executions.
 	Execution struct {

@@ -38,7 +38,9 @@ func newTables() *readModelTables {
 			newColumn("spent", pgText, func(r *fold.DeletedSession) *string { return &r.Spent }),
 			newColumn("removed", pgBoolean, func(r *fold.DeletedSession) *bool { return &r.Removed }),
 			newColumn("parent", pgText, func(r *fold.DeletedSession) *string { return &r.Parent }),
-			newColumn("forked", pgText, func(r *fold.DeletedSession) *string { return &r.Forked })),
+			newColumn("forked", pgText, func(r *fold.DeletedSession) *string { return &r.Forked }),
+			newColumn("agent", pgText, func(r *fold.DeletedSession) *string { return &r.Agent }),
+			newColumn("changed_at", pgInt8, func(r *fold.DeletedSession) *int64 { return &r.ChangedAt })),
 		events: newTable(readmodel.TableEvents, 3,
 			newColumn("tenant", pgText, func(r *fold.Event) *string { return &r.Tenant }),
 			newColumn("session", pgText, func(r *fold.Event) *string { return &r.Session }),
@@ -99,7 +101,8 @@ func sessionTable() table[fold.Session] {
 		newColumn("parent", pgText, func(r *fold.Session) *string { return &r.Parent }),
 		newColumn("forked", pgText, func(r *fold.Session) *string { return &r.Forked }),
 		newColumn("sandbox_ms", pgInt8, func(r *fold.Session) *int64 { return &r.SandboxMs }),
-		newColumn("sandbox_cost_usd", pgFloat8, func(r *fold.Session) *float64 { return &r.SandboxCostUSD }))
+		newColumn("sandbox_cost_usd", pgFloat8, func(r *fold.Session) *float64 { return &r.SandboxCostUSD }),
+		newColumn("changed_at", pgInt8, func(r *fold.Session) *int64 { return &r.ChangedAt }))
 }
 
 func executionTable() table[fold.Execution] {
