@@ -65,10 +65,12 @@ export class Session {
   /** Returns the session as it was after event `at`, with all blocks; without `at`, after its last event. */
   async state(at?: number, options?: CallOptions): Promise<SessionState> {
     const blocks: Block[] = [];
+    const incompleteText: Schemas["spool.v1.IncompleteText"][] = [];
     for (let pageToken: string | undefined; ; ) {
       const { nextPageToken, ...page } = await this.#call("Sessions_GetSessionState", { query: { at, pageToken } }, options);
       for (const block of page.blocks ?? []) blocks.push(block as Block);
-      if (!nextPageToken) return { ...page, blocks };
+      for (const text of page.incompleteText ?? []) incompleteText.push(text);
+      if (!nextPageToken) return { ...page, blocks, incompleteText };
       pageToken = nextPageToken;
     }
   }

@@ -98,6 +98,7 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
     for (let attempt = 0; ; attempt++) {
       signal?.throwIfAborted();
       const url = this.#http.gateway;
+      const began = Date.now();
       let failure: unknown;
       try {
         for await (const item of this.#connect()) {
@@ -116,6 +117,8 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
         }
         failure = error;
       }
+      // A connection that lasted was no failed attempt, even if nothing happened on it.
+      if (Date.now() - began > this.#http.retry.maxDelayMs) attempt = 0;
       this.#http.rotate(url);
       const least = failure instanceof SpoolError ? (failure.retryAfterMs ?? 0) : 0;
       const retryInMs = Math.max(least, this.#http.backoff(attempt));
@@ -155,7 +158,8 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
   /** Returns the part of a text_delta that was not returned before. */
   *#fresh(event: SessionEvent): Generator<SessionEvent> {
     if (this.#options.text === false) return;
-    const { blockId, offset, delta } = event.data as { blockId: string; offset: number; delta: string };
+    const { blockId, offset, delta } = (event.data ?? {}) as { blockId: string; offset: number; delta: string };
+    if (typeof offset !== "number" || typeof delta !== "string") throw new ConnectionError("the connection delivered malformed text");
     const shown = this.#shown.get(blockId) ?? 0;
     const end = offset + utf8Length(delta);
     if (offset > shown) yield event; // after a gap: a BlockView keeps it
@@ -273,9 +277,12 @@ export class EventStream<T = SessionEvent> implements AsyncIterable<T> {
 }
 
 function parseJson(text: string): any {
+  let value: unknown;
   try {
-    return JSON.parse(text);
+    value = JSON.parse(text);
   } catch (cause) {
     throw new ConnectionError("the connection delivered an event that is not JSON", { cause });
   }
+  if (typeof value !== "object" || value === null) throw new ConnectionError("the connection delivered an event that is not an object");
+  return value;
 }

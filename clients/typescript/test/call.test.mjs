@@ -147,10 +147,10 @@ test("a state has the blocks of all pages", async (t) => {
   const url = await serve(t, (request, response) => {
     const query = Object.fromEntries(new URL(request.url, "http://x").searchParams);
     seen.push(query);
-    json(response, query.pageToken ? { status: "idle", blocks: [{ id: "b" }] } : { status: "idle", blocks: [{ id: "a" }], nextPageToken: "p" });
+    json(response, query.pageToken ? { status: "idle", blocks: [{ id: "b" }], incompleteText: [{ blockId: "b" }] } : { status: "idle", blocks: [{ id: "a" }], nextPageToken: "p" });
   });
   const state = await new SpoolClient({ baseUrl: url }).session("ses_1").state(12);
-  assert.deepEqual(state, { status: "idle", blocks: [{ id: "a" }, { id: "b" }] });
+  assert.deepEqual(state, { status: "idle", blocks: [{ id: "a" }, { id: "b" }], incompleteText: [{ blockId: "b" }] });
   assert.deepEqual(seen, [{ at: "12" }, { at: "12", pageToken: "p" }]);
 });
 

@@ -59,6 +59,12 @@ for (const end of ["\r", "\r\n"]) {
 }
 survives("buffers everything", (response, events) => response.end(Buffer.concat([Buffer.from(": \n\n".repeat(1000)), ...events.map((e) => frame(e))])), 2000);
 
+survives("puts other values in place of events", (response, events, n) => {
+  const values = ["null", "7", "[]", '"x"', '{"seq":"1"}', "{}", '{"seq":1}', "{"];
+  response.end(n % 2 ? frame(events[0]) : `event: log\ndata: ${values[(n / 2) % values.length]}\n\n`);
+});
+survives("sends malformed text now and then", (response, events, n) => response.end(Buffer.concat([frame(events[0]), Buffer.from(n % 2 ? 'event: text_delta\ndata: {"data":null}\n\n' : "")])));
+
 test("a connection that delivers nothing is replaced", async (t) => {
   let connections = 0;
   const url = await serve(t, (request, response) => {
