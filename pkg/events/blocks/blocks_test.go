@@ -3,8 +3,11 @@ package blocks_test
 import (
 	"bytes"
 	"encoding/json"
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
@@ -40,6 +43,183 @@ func feed(t testing.TB, v *blocks.BlockView, raw json.RawMessage) {
 		t.Fatal(err)
 	}
 	v.ApplyDelta(d)
+}
+
+var update = flag.Bool("update", false, "write the vectors of generatedVectors")
+
+// goldenEvents returns one event of each type that a session can have, from the golden files of pkg/events, and the types.
+func goldenEvents(t *testing.T) (feed []json.RawMessage, types []events.Type) {
+	t.Helper()
+	for _, info := range events.EventTypes() {
+		if info.Aspect.IsCatalogue() {
+			continue // these belong to no session
+		}
+		raw, err := os.ReadFile("../testdata/golden/" + string(info.Type) + ".json")
+		if err != nil {
+			t.Fatal(err)
+		}
+		commit, err := events.DecodeCommit(raw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := commit.DecodeEvents()
+		if err != nil || len(list) != 1 {
+			t.Fatalf("%s has %d events, %v", info.Type, len(list), err)
+		}
+		feed = append(feed, wire(t, uint32(len(feed)+1), list[0]))
+		types = append(types, info.Type)
+	}
+	return feed, types
+}
+
+// wire returns the JSON of an event as clients receive it.
+func wire(t *testing.T, seq uint32, e events.Event) json.RawMessage {
+	t.Helper()
+	b, err := e.AppendWire(nil, "ses_1", seq, fmt.Sprintf("0-%d", seq))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// blocksOfEveryKind are blocks with every field that their kind has.
+func blocksOfEveryKind() []events.Block {
+	todos := []events.TodoItem{{Content: "look", Status: "completed"}, {Content: "write", Status: "in_progress"}}
+	return []events.Block{
+		{Kind: events.KindUserMessage, Parts: []events.Part{{Type: "text", Text: "what is this?"}, {Type: "image", MediaType: "image/png", Data: "aGk="}}},
+		{Kind: events.KindAssistantText, Content: "It is é, 漢字, 𝄞.", Model: "model-1", Anchor: "msg_1"},
+		{Kind: events.KindThinking, Content: "Let me see.", Summary: "Looks"},
+		{Kind: events.KindToolUse, ToolName: "Bash", ToolUseID: "toolu_1", Input: json.RawMessage(`{"command":"ls","timeout":0}`), DisplayName: "Bash", Description: "Lists the folder"},
+		{Kind: events.KindToolResult, ToolUseID: "toolu_1", Output: "no such file", IsError: true, DurationMs: 12},
+		{Kind: events.KindSubagent, SubagentID: "agent_1", Name: "reviewer", ToolUseID: "toolu_2", Input: json.RawMessage(`"look"`), Output: "done", DurationMs: 7},
+		{Kind: events.KindTodo, Todos: todos},
+		{Kind: events.KindSystem, Subtype: "compacted", Message: "The conversation was shortened."},
+		{Kind: events.KindError, Code: "MODEL_ERROR", Message: "The model does not answer."},
+	}
+}
+
+// generatedVectors returns the vectors that -update writes. The other vectors in testdata are written by hand.
+func generatedVectors(t *testing.T) map[string]vector {
+	t.Helper()
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	newFeed := func() (*[]json.RawMessage, func(conversation string, p events.Payload)) {
+		feed := &[]json.RawMessage{}
+		return feed, func(conversation string, p events.Payload) {
+			n := uint32(len(*feed) + 1)
+			at = at.Add(time.Second)
+			*feed = append(*feed, wire(t, n, events.Event{ID: fmt.Sprintf("evt_%d", n), Time: at, ExecutionID: "exe_1", ConversationID: conversation, Source: events.FromRunner, Data: p}))
+		}
+	}
+	everyType, _ := goldenEvents(t)
+	kinds, add := newFeed()
+	for _, open := range []bool{false, true} {
+		for _, b := range blocksOfEveryKind() {
+			b.ID = fmt.Sprintf("blk_%s_%v", b.Kind, open)
+			add(events.MainConversation, events.BlockStart{Block: events.Block{ID: b.ID, Kind: b.Kind, ToolName: b.ToolName, Name: b.Name}})
+			text := "changed"
+			add(events.MainConversation, events.BlockUpdate{BlockID: b.ID, Updates: events.BlockUpdates{Input: b.Input, Todos: b.Todos, Summary: &text, Output: &b.Output}})
+			if !open {
+				add(events.MainConversation, events.BlockComplete{Block: b})
+			}
+		}
+	}
+	updates, add := newFeed()
+	empty := ""
+	add(events.MainConversation, events.BlockUpdate{BlockID: "blk_a", Updates: events.BlockUpdates{Output: &empty}})
+	add(events.MainConversation, events.BlockStart{Block: events.Block{ID: "blk_a", Kind: events.KindToolUse, Input: json.RawMessage(`{}`), Description: "first", Todos: []events.TodoItem{{Content: "x"}}}})
+	add(events.MainConversation, events.BlockUpdate{BlockID: "blk_a", Updates: events.BlockUpdates{Input: json.RawMessage(`null`), Description: &empty}})
+	add("agent_1", events.BlockStart{Block: events.Block{ID: "blk_a", Kind: events.KindToolUse, Content: "ignored"}})
+	add("", events.BlockStart{Block: events.Block{ID: "blk_b", Kind: events.KindToolUse, Status: "unknown status", Input: json.RawMessage(`false`)}})
+	add("", events.BlockUpdate{BlockID: "blk_b", Updates: events.BlockUpdates{Input: json.RawMessage(`1`)}})
+	add("", events.BlockComplete{Block: events.Block{ID: "blk_c", Kind: "kind_of_a_later_build", ConversationID: "agent_2"}})
+	approvals, add := newFeed()
+	call := events.Block{ID: "blk_a", Kind: events.KindToolUse, ToolName: "Bash", ToolUseID: "toolu_1", Input: json.RawMessage(`{"command":"rm x"}`)}
+	add(events.MainConversation, events.MessageAccepted{BlockID: "blk_m", Content: "remove x"})
+	add(events.MainConversation, events.BlockStart{Block: call})
+	add(events.MainConversation, events.ApprovalRequested{})
+	add(events.MainConversation, events.ApprovalDecided{})
+	add(events.MainConversation, events.BlockComplete{Block: call})
+	add(events.MainConversation, events.BlockComplete{Block: events.Block{ID: "blk_r", Kind: events.KindToolResult, ToolUseID: "toolu_1"}})
+	forks, add := newFeed()
+	add("", events.SessionForked{})
+	add(events.MainConversation, events.MessageAccepted{BlockID: "blk_m", Content: "and now the other way"})
+	add(events.MainConversation, events.SubagentSpawned{})
+	add("agent_1", events.BlockComplete{Block: events.Block{ID: "blk_s", Kind: events.KindAssistantText, Content: "from the sub-agent"}})
+	add(events.MainConversation, events.SubagentCompleted{})
+	return map[string]vector{
+		"every-event-type": {Doc: "One event of each type with every field set: types that are not about blocks change none.", Feed: everyType},
+		"every-block-kind": {Doc: "A complete and an open block of each kind.", Feed: *kinds},
+		"block-updates":    {Doc: "Updates to empty values, to null, of unknown and of final blocks; a block that starts twice; an unknown kind.", Feed: *updates},
+		"approval":         {Doc: "A tool call that a person decides.", Feed: *approvals},
+		"fork":             {Doc: "A fork begins with session_forked; its sub-agent has a conversation of its own.", Feed: *forks},
+	}
+}
+
+// TestVectors_AreUpToDate tests that the generated vectors contain what generatedVectors returns, and together every type of
+// event and every kind of block. With -update it writes them.
+func TestVectors_AreUpToDate(t *testing.T) {
+	for name, vec := range generatedVectors(t) {
+		v := blocks.NewBlockView()
+		for _, e := range vec.Feed {
+			feed(t, v, e)
+		}
+		var err error
+		if vec.Blocks, err = json.Marshal(v.Blocks()); err != nil {
+			t.Fatal(err)
+		}
+		want, err := json.MarshalIndent(vec, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := "testdata/" + name + ".json"
+		if *update {
+			if err := os.WriteFile(path, append(want, '\n'), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != string(want)+"\n" {
+			t.Errorf("%s is not up to date, run the test with -update: %v", path, err)
+		}
+	}
+	var all bytes.Buffer
+	files, err := filepath.Glob("testdata/*.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Write(b)
+	}
+	_, types := goldenEvents(t)
+	for _, name := range append(types, events.TextDelta) {
+		if !bytes.Contains(all.Bytes(), fmt.Appendf(nil, `"type": %q`, name)) {
+			t.Errorf("no vector has an event of type %s", name)
+		}
+	}
+	for _, b := range blocksOfEveryKind() {
+		if !bytes.Contains(all.Bytes(), fmt.Appendf(nil, `"kind": %q`, b.Kind)) {
+			t.Errorf("no vector has a block of kind %s", b.Kind)
+		}
+	}
+	if declared := declaredKinds(t); len(declared) != len(blocksOfEveryKind()) {
+		t.Errorf("blocksOfEveryKind has %d kinds, package events declares %v", len(blocksOfEveryKind()), declared)
+	}
+}
+
+// declaredKinds returns the kinds of blocks that pkg/events/block.go declares.
+func declaredKinds(t *testing.T) (kinds []string) {
+	t.Helper()
+	source, err := os.ReadFile("../block.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`\bKind\w+ +BlockKind = "(\w+)"`).FindAllSubmatch(source, -1) {
+		kinds = append(kinds, string(m[1]))
+	}
+	return kinds
 }
 
 func TestView_MatchesTheSharedVectors(t *testing.T) {

@@ -1,0 +1,179 @@
+import type { SessionEvent } from "./events.js";
+import { StreamedText } from "./text.js";
+
+interface BlockBase {
+  id: string;
+  /** A pending block may still change; complete and error are final. */
+  status: "pending" | "complete" | "error";
+  timestamp: string;
+  executionId?: string;
+  /** "main", or the id of a sub-agent's conversation. */
+  conversationId?: string;
+  anchor?: string;
+}
+
+/** A part of a user message: text or an image, whose data is base64. */
+export interface Part {
+  type: "text" | "image";
+  text?: string;
+  mediaType?: string;
+  data?: string;
+}
+
+/** An entry of the agent's own list of tasks. */
+export interface TodoItem {
+  content: string;
+  status: "pending" | "in_progress" | "completed";
+}
+
+/** A unit to display. `kind` decides which fields a block has. A field that is empty is absent. */
+export type Block = BlockBase &
+  (
+    | { kind: "user_message"; content?: string; parts?: Part[] }
+    | { kind: "assistant_text"; content?: string; model?: string }
+    | { kind: "thinking"; content?: string; summary?: string }
+    | { kind: "tool_use"; toolName?: string; toolUseId?: string; input?: unknown; content?: string; displayName?: string; description?: string }
+    | { kind: "tool_result"; toolUseId?: string; output?: string; isError?: boolean; durationMs?: number }
+    | { kind: "subagent"; subagentId?: string; name?: string; toolUseId?: string; input?: unknown; output?: string; durationMs?: number }
+    | { kind: "todo"; todos?: TodoItem[] }
+    | { kind: "system"; subtype?: string; message?: string }
+    | { kind: "error"; code?: string; message?: string }
+  );
+
+type Fields = Record<string, unknown>;
+
+/**
+ * The blocks of one session, folded from its events and its text in flight by the rules of the server. A block that
+ * changes is replaced by a new object, so that an unchanged block stays the same object.
+ */
+export class BlockView {
+  readonly #blocks = new Map<string, Block>(); // in the order of their first appearance
+  readonly #texts = new Map<string, StreamedText>();
+  readonly #runs = new Map<string, number>(); // execution id to its index in the session
+  #sorted: readonly Block[] | undefined;
+
+  /**
+   * Applies an event. Stored events must come in order of seq, each once; text in flight may come in any order and several
+   * times. Returns the id of the block that the event may have changed.
+   */
+  apply(event: SessionEvent): string | undefined {
+    if (event.type === "text_delta") return this.#applyText(event);
+    if (event.executionId && !this.#runs.has(event.executionId)) this.#runs.set(event.executionId, this.#runs.size);
+    const id = changedBlockId(event);
+    if (!id) return undefined;
+    const previous = this.#blocks.get(id);
+    const next = reduce(previous, event);
+    if (!next) return undefined;
+    const text = this.#texts.get(id);
+    if (next.status !== "pending") this.#texts.delete(id);
+    this.#set(id, text && next.status === "pending" ? withContent(next, text.known) : next);
+    return id;
+  }
+
+  /** Returns the blocks in the order of display: by execution, then by seq. Returns the same list until a block changes. */
+  blocks(): readonly Block[] {
+    const run = (b: Block) => this.#runs.get(b.executionId ?? "") ?? 0;
+    return (this.#sorted ??= [...this.#blocks.values()].sort((a, b) => run(a) - run(b)));
+  }
+
+  /** Returns a block by its id. */
+  get(id: string): Block | undefined {
+    return this.#blocks.get(id);
+  }
+
+  #set(id: string, block: Block): void {
+    this.#blocks.set(id, block);
+    this.#sorted = undefined;
+  }
+
+  #applyText(event: SessionEvent): string | undefined {
+    const { blockId: id, offset, delta } = (event.data ?? {}) as { blockId?: string; offset?: number; delta?: string };
+    if (!id || typeof offset !== "number" || typeof delta !== "string") return undefined;
+    const block = this.#blocks.get(id);
+    if (block && block.status !== "pending") return undefined;
+    let text = this.#texts.get(id);
+    if (!text) this.#texts.set(id, (text = new StreamedText()));
+    text.add({ offset, delta });
+    if (!block) return undefined; // the text waits for the block
+    this.#set(id, withContent(block, text.known));
+    return id;
+  }
+}
+
+/** Folds the events of a session to its blocks. */
+export function foldBlocks(events: Iterable<SessionEvent>): readonly Block[] {
+  const view = new BlockView();
+  for (const event of events) view.apply(event);
+  return view.blocks();
+}
+
+function changedBlockId(event: SessionEvent): string | undefined {
+  switch (event.type) {
+    case "message_accepted":
+    case "block_update":
+      return event.data?.blockId;
+    case "block_start":
+    case "block_complete":
+      return event.data?.block?.id;
+  }
+  return undefined;
+}
+
+/** Returns a block after an event; undefined if the block cannot be shown yet. */
+function reduce(previous: Block | undefined, event: SessionEvent): Block | undefined {
+  if (previous && previous.status !== "pending") return previous;
+  const data = event.data;
+  switch (event.type) {
+    case "message_accepted":
+      return withEventFields(
+        { id: data.blockId, kind: "user_message", status: "complete", timestamp: event.time, content: data.content, parts: data.parts, conversationId: "main" },
+        event,
+      );
+    case "block_start":
+      return previous ? withContent(withEventFields(data.block, event), contentOf(previous)) : withEventFields(data.block, event);
+    case "block_update":
+      return previous && withUpdates(previous, data.updates ?? {});
+    case "block_complete":
+      return withEventFields(previous ? { ...data.block, timestamp: previous.timestamp } : data.block, event);
+  }
+  return previous;
+}
+
+/** Returns a copy of a block with the execution, conversation, time and status of an event. */
+function withEventFields(block: Fields, event: SessionEvent): Block {
+  const out: Fields = { ...block };
+  out["executionId"] = event.executionId;
+  if (event.conversationId) out["conversationId"] = event.conversationId;
+  if (!out["timestamp"] || out["timestamp"] === "0001-01-01T00:00:00Z") out["timestamp"] = event.time;
+  out["status"] ||= event.type === "block_complete" ? "complete" : "pending";
+  return withoutEmpty(out);
+}
+
+/** The fields of a block that a block_update can set. */
+const updatable = ["todos", "displayName", "description", "summary", "output"];
+
+function withUpdates(block: Block, updates: Fields): Block {
+  const out: Fields = { ...block };
+  if (updates["input"] !== undefined) out["input"] = updates["input"];
+  for (const name of updatable) {
+    if (updates[name] !== undefined && updates[name] !== null) out[name] = updates[name];
+  }
+  return withoutEmpty(out);
+}
+
+function contentOf(block: Block): string {
+  return "content" in block ? (block.content ?? "") : "";
+}
+
+function withContent(block: Block, content: string): Block {
+  return withoutEmpty({ ...block, content });
+}
+
+/** Removes the fields that the server leaves out because they are empty. An input may be any JSON. */
+function withoutEmpty(block: Fields): Block {
+  for (const [name, value] of Object.entries(block)) {
+    if (name !== "input" && (!value || (Array.isArray(value) && value.length === 0))) delete block[name];
+    else if (value === undefined) delete block[name];
+  }
+  return block as unknown as Block;
+}
