@@ -629,8 +629,28 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Lists a session's blocks in display order, including text in flight. */
+        /**
+         * Lists a session's blocks, including text in flight: all of them in display order, or, with order newest, one page
+         *     in reverse display order.
+         */
         get: operations["Events_ListBlocks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/api/sessions/{session_id}/blocks/{block_id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns a whole block, including text in flight. */
+        get: operations["Events_GetBlock"];
         put?: never;
         post?: never;
         delete?: never;
@@ -888,6 +908,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/sessions/{session_id}/timeline": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Returns a summary of a session over time: the number of events of each lane in periods of equal length, and marks
+         *     for errors, approval requests and executions.
+         */
+        get: operations["Events_GetTimeline"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/signin/codes": {
         parameters: {
             query?: never;
@@ -908,6 +948,27 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/api/signin/session": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Returns who is signed in: the caller's tenant, role and key, and the CSRF token of its session cookie. */
+        get: operations["SignIn_GetSignInSession"];
+        put?: never;
+        post?: never;
+        /**
+         * Ends the caller's session, and the streams that it opened. INVALID_REQUEST for a caller with an API key, which has
+         *     no session.
+         */
+        delete: operations["SignIn_DeleteSignInSession"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/api/signin/sessions": {
         parameters: {
             query?: never;
@@ -918,8 +979,10 @@ export interface paths {
         get?: never;
         put?: never;
         /**
-         * Exchanges a code for a session credential. This call needs no key: the code proves the caller. The header
-         *     Authorization is ignored. A code that was exchanged, has expired or never existed is refused with UNAUTHENTICATED.
+         * Exchanges a code or an API key for a session credential or a session cookie. The code or the key in the body proves
+         *     the caller. Without both, the API key in the header Authorization does; otherwise the header is ignored. A code that
+         *     was exchanged, has expired or never existed is refused with UNAUTHENTICATED. An address with too many refused
+         *     sign-ins is refused with RATE_LIMITED.
          */
         post: operations["SignIn_ExchangeSignInCode"];
         delete?: never;
@@ -1036,7 +1099,7 @@ export interface paths {
         };
         /**
          * Opens a WebSocket that streams the events of the sessions that the client joins.
-         * @description Send {"type":"session:join","requestId","sessionId","after","metadata"} (metadata false omits it from the events) {"type":"session:leave","requestId","sessionId"} and {"type":"approval:decide","requestId","sessionId","approvalId","decision","arguments","comment","answers","content"} (as DecideApproval; sessionId may be left out). Receive session:joined{requestId,sessionId,seq}, session:event{sessionId,event}, session:lag{sessionId,lagging,lagMs}, session:snapshot{sessionId,seq,blocks}, session:left{sessionId,seq}, approval:decided{requestId,sessionId,approvalId,position}, error{code,message,requestId,sessionId,field,tip}.
+         * @description The connection is authenticated by the header Authorization, by a session cookie, or, with auth=message, by its first message: {"type":"authenticate","requestId","key"} with an API key or a session credential, within 10 seconds; the answer is authenticated{requestId}, or an error and the close code 1008. Send {"type":"session:join","requestId","sessionId","after","metadata"} (metadata false omits it from the events) {"type":"session:leave","requestId","sessionId"} and {"type":"approval:decide","requestId","sessionId","approvalId","decision","arguments","comment","answers","content"} (as DecideApproval; sessionId may be left out). Receive session:joined{requestId,sessionId,seq}, session:event{sessionId,event}, session:lag{sessionId,lagging,lagMs}, session:snapshot{sessionId,seq,blocks}, session:left{sessionId,seq}, approval:decided{requestId,sessionId,approvalId,position}, error{code,message,requestId,sessionId,field,tip}.
          */
         get: operations["Events_WebSocket"];
         put?: never;
@@ -1506,6 +1569,7 @@ export interface components {
             position?: string;
             sessionId?: string;
         };
+        "spool.v1.DeleteSignInSessionResponse": Record<string, never>;
         "spool.v1.DropDeadLetterResponse": {
             id?: string;
         };
@@ -1545,10 +1609,18 @@ export interface components {
         "spool.v1.ExchangeSignInCodeResponse": {
             /**
              * @description The session credential, spool_ss_…, which is sent as an API key is: Authorization: Bearer spool_ss_…. Only this
-             *     response contains it.
+             *     response contains it. Empty if the response has a session cookie.
              */
             credential?: string;
-            /** Format: date-time */
+            /**
+             * @description The CSRF token of the session cookie. Every request with the cookie other than GET, HEAD and OPTIONS needs it in
+             *     the header X-CSRF-Token. Empty without a session cookie.
+             */
+            csrfToken?: string;
+            /**
+             * Format: date-time
+             * @description When the session ends at the latest. A session cookie also ends after 8 hours without a request.
+             */
             expiresAt?: string;
             role?: string;
             tenant?: string;
@@ -1731,6 +1803,11 @@ export interface components {
             /** @description The new session; empty for a preview. */
             sessionId?: string;
         };
+        "spool.v1.GetBlockResponse": {
+            block?: components["schemas"]["spool.v1.Block"];
+            /** @description Seq of the last event that is folded into the block. */
+            tip?: number;
+        };
         "spool.v1.GetLimitsResponse": {
             /** @description The tenant's own limits. For a field of 0 the setting of the service that enforces it applies. */
             limits?: components["schemas"]["spool.v1.TenantLimits"];
@@ -1798,8 +1875,18 @@ export interface components {
         };
         "spool.v1.ListBlocksResponse": {
             blocks?: components["schemas"]["spool.v1.Block"][];
-            /** @description Seq of the last event that is folded into the blocks. */
+            /** @description With order newest: the value of before for the next page; empty on the last page. */
+            next?: string;
+            /**
+             * @description Seq of the last event that is folded into the blocks. A stream with this cursor continues from the blocks without a
+             *     gap: an event with a seq up to tip, and text before the end of a block's content, is contained in them.
+             */
             tip?: number;
+            /**
+             * @description With order newest: fields of blocks of this page that are longer than 8 KiB and were cut. GetBlock returns them
+             *     whole. The content of a pending block is never cut.
+             */
+            truncated?: components["schemas"]["spool.v1.TruncatedField"][];
         };
         "spool.v1.ListBudgetsResponse": {
             budgets?: components["schemas"]["spool.v1.TenantBudget"][];
@@ -2035,6 +2122,11 @@ export interface components {
             /** @description The agent version that was pinned when the session was created. */
             agentVersion?: string;
             architecture?: string;
+            /**
+             * Format: double
+             * @description Cost of the session's executions as the agents report it, without sandbox_cost_usd.
+             */
+            costUsd?: number;
             /** Format: date-time */
             createdAt?: string;
             /** @description The present sandbox, or the last one; absent before the first one. */
@@ -2052,9 +2144,24 @@ export interface components {
              *     instance. Absent for the built-in agent, and in sessions of Spool versions without default instances.
              */
             instance?: string;
+            /** @description The failure of the execution that ended last; absent if that execution did not fail. */
+            lastError?: components["schemas"]["spool.v1.SessionError"];
             metadata?: components["schemas"]["spool.v1.Json"];
+            /** @description Number of approval requests that have not ended. */
+            openApprovals?: number;
             /** @description Where a fork begins; absent if the session is not a fork. */
             parent?: components["schemas"]["spool.v1.ParentSession"];
+            /**
+             * @description waiting_for_approval (the active execution waits for a person's decision), running (it is starting, running or
+             *     paused), queued (executions wait and none runs), failed (no execution is open and the one that ended last failed)
+             *     or idle.
+             */
+            phase?: string;
+            /**
+             * Format: date-time
+             * @description Time of the event that began the phase.
+             */
+            phaseSince?: string;
             /** @description Position of the last event. */
             position?: string;
             /** @description Number of queued executions. */
@@ -2092,6 +2199,11 @@ export interface components {
              * @description Time of the last event.
              */
             updatedAt?: string;
+            /**
+             * @description Tokens of the session's executions as the agents report them, without executions of its parent. A count above
+             *     4294967295 is given as 4294967295.
+             */
+            usage?: components["schemas"]["spool.v1.Usage"];
             /**
              * Format: double
              * @description Total size of those files in bytes: a whole number.
@@ -2135,6 +2247,18 @@ export interface components {
             /** @description Changed statuses of the session, its executions, sub-agents, approval requests and sandbox. */
             statuses?: components["schemas"]["spool.v1.StatusChange"][];
             to?: number;
+        };
+        /** @description The failure of an execution. */
+        "spool.v1.SessionError": {
+            /** @description Error code; empty if the failure is not readable. */
+            code?: string;
+            executionId?: string;
+            message?: string;
+            /**
+             * Format: date-time
+             * @description When the execution ended.
+             */
+            time?: string;
         };
         /**
          * @description The options that a session may set. A value of 0 or "" means the agent's option, or the server's default if the
@@ -2244,6 +2368,22 @@ export interface components {
             position?: string;
             tenant?: string;
         };
+        "spool.v1.SignInSession": {
+            /** @description The only agents that the caller may use; empty means all. */
+            agents?: string[];
+            /** @description The CSRF token of the session cookie. Empty without a session cookie. */
+            csrfToken?: string;
+            /**
+             * Format: date-time
+             * @description When the session ends at the latest. Absent for a caller with an API key.
+             */
+            expiresAt?: string;
+            /** @description The API key of the caller, or the key from which its session comes. Empty for the local key. */
+            keyId?: string;
+            keyName?: string;
+            role?: string;
+            tenant?: string;
+        };
         /** @description A version of a skill. */
         "spool.v1.Skill": {
             /** @description Size of the ZIP in bytes. */
@@ -2347,6 +2487,65 @@ export interface components {
         "spool.v1.TerminateExecutionResponse": {
             position?: string;
         };
+        /** @description A summary of a session over time. */
+        "spool.v1.Timeline": {
+            /**
+             * Format: double
+             * @description Length of a bucket in milliseconds. Bucket N begins N times this length after start.
+             */
+            bucketMs?: number;
+            /** Format: date-time */
+            end?: string;
+            /** @description The lanes with events: session, sandbox, model, the conversation main, and the conversations of sub-agents. */
+            lanes?: components["schemas"]["spool.v1.TimelineLane"][];
+            /** @description The last 500 marks, in order of seq. */
+            marks?: components["schemas"]["spool.v1.TimelineMark"][];
+            /** @description Number of conversations without a lane: at most 100 conversations, those with the most events, have one. */
+            moreLanes?: number;
+            /** @description Number of earlier marks, which are omitted. */
+            moreMarks?: number;
+            /**
+             * Format: date-time
+             * @description Times of the earliest and of the latest event.
+             */
+            start?: string;
+            /** @description Seq of the last event that is counted. */
+            tip?: number;
+        };
+        "spool.v1.TimelineLane": {
+            /** @description Of a conversation. */
+            conversationId?: string;
+            /** @description Number of events in each bucket. */
+            events?: number[];
+            /** @description conversation, sandbox, model (requests to models) or session (all other events). */
+            kind?: string;
+            /** @description Name of the sub-agent of a conversation. */
+            name?: string;
+            /** @description Number of events of the lane. */
+            total?: number;
+        };
+        "spool.v1.TimelineMark": {
+            /** @description approval. */
+            approvalId?: string;
+            /** @description error, execution_ended: code and beginning of the message. approval: the title of the request. */
+            code?: string;
+            conversationId?: string;
+            /** Format: date-time */
+            endedAt?: string;
+            /** @description approval: seq and time of the end of the request; absent while it is open. */
+            endedSeq?: number;
+            executionId?: string;
+            /** @description error, approval, execution_started or execution_ended. */
+            kind?: string;
+            message?: string;
+            seq?: number;
+            /** @description approval: the present status of the request, as in Approval. */
+            status?: string;
+            /** Format: date-time */
+            time?: string;
+            /** @description Type of the event. */
+            type?: string;
+        };
         /** @description An entry of an agent's todo list. */
         "spool.v1.TodoItem": {
             content?: string;
@@ -2356,6 +2555,17 @@ export interface components {
         "spool.v1.TodoList": {
             conversationId?: string;
             items?: components["schemas"]["spool.v1.TodoItem"][];
+        };
+        /** @description A field of a block that is not whole. */
+        "spool.v1.TruncatedField": {
+            blockId?: string;
+            /** @description Length of the whole field in bytes. */
+            bytes?: number;
+            /**
+             * @description content, summary, output, description or message, of which the beginning is included; or input, parts or todos,
+             *     which are omitted.
+             */
+            field?: string;
         };
         "spool.v1.UpdateSessionResponse": {
             position?: string;
@@ -3765,6 +3975,10 @@ export interface operations {
                 order?: string;
                 /** @description A session id: lists the sessions that were forked from it. */
                 parent?: string;
+                /** @description queued, running, waiting_for_approval, failed or idle: lists sessions in one of these phases; empty means all. */
+                phase?: string[];
+                /** @description true lists sessions with open approval requests, false those without; absent means both. */
+                hasOpenApprovals?: boolean;
             };
             header?: never;
             path?: never;
@@ -4160,6 +4374,15 @@ export interface operations {
                 /** @description Only blocks of this conversation; empty means all. */
                 conversationId?: string;
                 minPosition?: string;
+                /** @description Empty returns all blocks in display order. newest returns a page of the last blocks, in reverse display order. */
+                order?: string;
+                /**
+                 * @description With order newest: the field next of the previous page. The page contains the blocks before that page, without
+                 *     blocks that began after the first page was read.
+                 */
+                before?: string;
+                /** @description With order newest: 1 to 200 blocks; 0 means 50. A page also ends at about 512 KiB. */
+                limit?: number;
             };
             header?: never;
             path: {
@@ -4176,6 +4399,32 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["spool.v1.ListBlocksResponse"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    Events_GetBlock: {
+        parameters: {
+            query?: {
+                minPosition?: string;
+            };
+            header?: never;
+            path: {
+                session_id: string;
+                block_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A successful response. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["spool.v1.GetBlockResponse"];
                 };
             };
             default: components["responses"]["Problem"];
@@ -4614,6 +4863,33 @@ export interface operations {
             default: components["responses"]["Problem"];
         };
     };
+    Events_GetTimeline: {
+        parameters: {
+            query?: {
+                /** @description Number of periods: 1 to 1000; 0 means 200. */
+                buckets?: number;
+                minPosition?: string;
+            };
+            header?: never;
+            path: {
+                session_id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A summary of a session over time. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["spool.v1.Timeline"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
     SignIn_CreateSignInCode: {
         parameters: {
             query?: never;
@@ -4642,6 +4918,51 @@ export interface operations {
             default: components["responses"]["Problem"];
         };
     };
+    SignIn_GetSignInSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A successful response. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["spool.v1.SignInSession"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
+    SignIn_DeleteSignInSession: {
+        parameters: {
+            query?: never;
+            header?: {
+                /** @description The end user of the application on whose behalf the request is made: up to 256 bytes of printable UTF-8, stored in the log and the audit. The value is asserted by the holder of the key and not verified. In gRPC: metadata spool-user, or spool-user-bin for text beyond ASCII. */
+                "Spool-User"?: components["parameters"]["SpoolUser"];
+            };
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A successful response. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["spool.v1.DeleteSignInSessionResponse"];
+                };
+            };
+            default: components["responses"]["Problem"];
+        };
+    };
     SignIn_ExchangeSignInCode: {
         parameters: {
             query?: never;
@@ -4655,7 +4976,11 @@ export interface operations {
         requestBody: {
             content: {
                 "application/json": {
+                    /** @description An API key instead of a code. */
+                    apiKey?: string;
                     code?: string;
+                    /** @description Answer with a session cookie (header Set-Cookie) instead of a session credential. Over REST only. */
+                    cookie?: boolean;
                 };
             };
         };
@@ -4924,7 +5249,10 @@ export interface operations {
     };
     Events_WebSocket: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description message authenticates the connection by its first message; headers are not evaluated then. */
+                auth?: "message";
+            };
             header?: never;
             path?: never;
             cookie?: never;
