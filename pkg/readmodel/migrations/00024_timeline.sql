@@ -4,8 +4,7 @@ ALTER TABLE events
     ADD COLUMN at           timestamptz,                -- time of the event
     ADD COLUMN conversation text NOT NULL DEFAULT '';   -- '' if the event does not concern a conversation
 
--- The timeline counts events in the first index. Its marks are the events of the second.
-CREATE INDEX events_timeline ON events (tenant, session, at, conversation, type);
+-- The marks of a timeline.
 CREATE INDEX events_marks ON events (tenant, session, seq) WHERE type IN ('error', 'attempt_failed', 'sandbox_failed', 'approval_requested',
     'execution_started', 'execution_completed', 'execution_failed', 'execution_cancelled', 'execution_withdrawn');
 
@@ -16,5 +15,5 @@ CREATE INDEX blocks_by_conversation ON blocks (tenant, session, conversation, ex
 UPDATE checkpoints SET commit_id = 'folded before events.at', caught_up = false WHERE position > 0;
 
 -- +goose Down
-DROP INDEX blocks_by_conversation, events_marks, events_timeline;
+DROP INDEX blocks_by_conversation, events_marks;
 ALTER TABLE events DROP COLUMN at, DROP COLUMN conversation;

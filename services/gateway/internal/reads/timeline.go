@@ -37,8 +37,7 @@ type lane struct {
 	conversation string // of a conversation; otherwise ""
 }
 
-// Timeline returns a summary of a session over time, with a number of buckets. It reads the index events_timeline, and
-// the events of its marks.
+// Timeline returns a summary of a session over time, with a number of buckets. It counts all events of the session.
 func (s *Store) Timeline(ctx context.Context, tenant, session string, buckets uint32) (*spoolv1.Timeline, error) {
 	var out *spoolv1.Timeline
 	err := s.awaitRead(ctx, s.sessionSearch(tenant, session), func() error {
@@ -75,7 +74,7 @@ func (s *Store) timelineLanes(ctx context.Context, tenant, session string, bucke
 		if kind == nil {
 			return nil
 		}
-		out.BucketMs = float64(end.Sub(*start)) / float64(time.Millisecond) / float64(buckets)
+		out.BucketMs = max(0, float64(end.Sub(*start))) / float64(time.Millisecond) / float64(buckets) // the clock of an earlier event may have been ahead
 		id := lane{*kind, *conversation}
 		if lanes[id] == nil {
 			lanes[id] = &spoolv1.TimelineLane{Kind: id.kind, ConversationId: nilIfEmpty(id.conversation), Events: make([]uint32, buckets)}
@@ -85,12 +84,13 @@ func (s *Store) timelineLanes(ctx context.Context, tenant, session string, bucke
 		return nil
 	}, `
 		WITH s AS (SELECT tip FROM sessions WHERE tenant = $1 AND id = $2),
-		     r AS (SELECT (SELECT min(at) FROM events WHERE tenant = $1 AND session = $2) AS first, (SELECT max(at) FROM events WHERE tenant = $1 AND session = $2) AS last)
+		     r AS (SELECT (SELECT at FROM events WHERE tenant = $1 AND session = $2 ORDER BY seq LIMIT 1) AS first,
+		                  (SELECT at FROM events WHERE tenant = $1 AND session = $2 ORDER BY seq DESC LIMIT 1) AS last)
 		SELECT s.tip, r.first, r.last, l.kind, CASE WHEN l.kind = 'conversation' THEN l.conversation ELSE '' END, l.bucket, l.n FROM s CROSS JOIN r
 		  LEFT JOIN LATERAL (
 		    SELECT CASE WHEN e.type LIKE 'sandbox\_%' OR e.type = 'egress_denied' THEN 'sandbox' WHEN e.type = 'model_called' THEN 'model'
 		                WHEN e.conversation <> '' THEN 'conversation' ELSE 'session' END AS kind, e.conversation,
-		           least($3::bigint - 1, floor(date_part('epoch', e.at - r.first) * $3::bigint / greatest(date_part('epoch', r.last - r.first), 0.000001)))::bigint AS bucket,
+		           greatest(0, least($3::bigint - 1, floor(date_part('epoch', e.at - r.first) * $3::bigint / greatest(date_part('epoch', r.last - r.first), 0.000001))))::bigint AS bucket,
 		           count(*) AS n
 		      FROM events e WHERE e.tenant = $1 AND e.session = $2 AND e.at IS NOT NULL GROUP BY 1, 2, 3) l ON true`, tenant, session, buckets)
 	return lanes, err

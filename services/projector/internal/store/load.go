@@ -71,7 +71,7 @@ const (
 		CROSS JOIN LATERAL (SELECT * FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s`
 	// selectEventsSince is the SQL query for the events of each session after its last saved state, with the columns of
 	// the table events.
-	selectEventsSince = `SELECT e.tenant, e.session, e.seq, e.type, e.event FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
+	selectEventsSince = `SELECT e.tenant, e.session, e.seq, e.type, e.event, e.at, e.conversation FROM unnest($1::text[], $2::text[]) AS k(tenant, session)
 		LEFT JOIN LATERAL (SELECT seq FROM session_states WHERE tenant = k.tenant AND session = k.session AND version = $3 ORDER BY seq DESC LIMIT 1) s ON true
 		CROSS JOIN LATERAL (SELECT * FROM events WHERE tenant = k.tenant AND session = k.session AND seq > coalesce(s.seq, 0) ORDER BY seq) e`
 )
