@@ -323,7 +323,10 @@ func realKilledWaiting(t *testing.T) {
 	}
 	// As in each first execution of a session: the CLI may not have written its transcript yet when it is killed.
 	again := func(attempt uint32) func(*runner.Query) {
-		return func(q *runner.Query) { asked(q); q.ExecutionID, q.Attempt, q.ContinueAfterLoss = "exe_1", attempt, true }
+		return func(q *runner.Query) {
+			asked(q)
+			q.ExecutionID, q.Attempt, q.ContinueAfterLoss = "exe_1", attempt, true
+		}
 	}
 	second := b.ReadUntilRequests(1, b.MustStartTurn("wait for me", again(2)))
 	if err := syscall.Kill(second.Started().PID, syscall.SIGKILL); err != nil {
