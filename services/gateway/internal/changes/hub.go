@@ -265,7 +265,7 @@ func (h *Hub) pause(name string) (changed <-chan struct{}, wait time.Duration) {
 	return t.changed, h.cfg.Pause - time.Since(t.last)
 }
 
-// read returns the changes after a cursor. Readers with the same cursor share the read, unless a change was announced since it began.
+// read returns the changes after a cursor. Readers with the same cursor share the read, unless it failed or a change was announced since it began.
 func (h *Hub) read(ctx context.Context, name string, after reads.ChangeCursor) ([]reads.SessionChange, reads.ChangeCursor, bool, error) {
 	key := after.String()
 	h.mu.Lock()
@@ -280,8 +280,15 @@ func (h *Hub) read(ctx context.Context, name string, after reads.ChangeCursor) (
 		s = &sharedRead{round: t.rounds, done: make(chan struct{})}
 		t.shared[key], t.last = s, time.Now()
 		go func() {
-			s.list, s.next, s.more, s.err = h.cfg.ReadModels.Changes(h.run, name, after)
-			close(s.done)
+			defer close(s.done)
+			if s.list, s.next, s.more, s.err = h.cfg.ReadModels.Changes(h.run, name, after); s.err == nil {
+				return
+			}
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if t.shared[key] == s { // later Readers read again
+				delete(t.shared, key)
+			}
 		}()
 	}
 	h.mu.Unlock()

@@ -51,7 +51,7 @@ func (s *Store) ParseChangeCursor(field, text string) (ChangeCursor, error) {
 	return c, nil
 }
 
-// SessionChange is what lists of sessions show of a session after a change, or the end of the session.
+// SessionChange holds a session as lists show it after a change, or its deletion.
 type SessionChange struct {
 	Cursor  ChangeCursor     // the position of the change
 	Session *spoolv1.Session // nil if the session was deleted
@@ -87,7 +87,7 @@ type deletedSession struct {
 	DeletedAt time.Time
 }
 
-// ChangeTip returns the cursor after all changes that the read models have. complete is false while they are being made.
+// ChangeTip returns the cursor after all changes that the read models have. complete is false while they are being folded from the log.
 func (s *Store) ChangeTip(ctx context.Context) (tip ChangeCursor, complete bool, err error) {
 	tip, complete = make(ChangeCursor, s.cfg.Partitions.GroupCount()), true
 	progress, err := s.Progress(ctx)
@@ -203,7 +203,7 @@ ORDER BY %[2]s.grp, %[2]s.changed_at`, columns[0], table, maxChanges, columns[1]
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[R])
 }
 
-// CheckChangeCursor returns CURSOR_AHEAD for a cursor that is ahead of all changes, or READ_MODEL_BEHIND while the read models are being made.
+// CheckChangeCursor returns CURSOR_AHEAD for a cursor that is ahead of all changes, or UNAVAILABLE while the read models are being folded.
 func (s *Store) CheckChangeCursor(ctx context.Context, field string, after ChangeCursor) error {
 	tip, complete, err := s.ChangeTip(ctx)
 	if err != nil {

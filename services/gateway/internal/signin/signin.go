@@ -27,11 +27,11 @@ type Config struct {
 	Now       func() time.Time
 	Entropy   io.Reader
 	Logger    *slog.Logger
-	// CookieLifetime is how long a session with a cookie may last in all.
+	// CookieLifetime is the maximum lifetime of a session with a cookie, however often it is renewed.
 	CookieLifetime time.Duration
 }
 
-// renewAfter is how long a session with a cookie is used before it is renewed, so that few requests write to NATS.
+// renewAfter is the time between two renewals of a session with a cookie, so that few requests write to NATS.
 const renewAfter = topology.SignInSessionTTL / 8
 
 // Store creates and reads codes and sessions. It is safe for concurrent use.
