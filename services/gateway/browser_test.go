@@ -507,17 +507,17 @@ func TestWebSocket_AuthenticatesByItsFirstMessage(t *testing.T) {
 			}
 		})
 	}
-	for name, proof := range map[string]string{"key": key.key, "credential": credential} {
+	for _, c := range []struct{ name, proof string }{{"key", key.key}, {"credential", credential}} { // the last one revokes the key
 		socket := open(t)
-		socket.send(fmt.Sprintf(`{"type":"authenticate","requestId":"a","key":%q}`, proof))
+		socket.send(fmt.Sprintf(`{"type":"authenticate","requestId":"a","key":%q}`, c.proof))
 		if r := socket.want("authenticated"); r.RequestID != "a" {
-			t.Errorf("%s: got %+v", name, r)
+			t.Errorf("%s: got %+v", c.name, r)
 		}
-		socket.send(fmt.Sprintf(`{"type":"authenticate","requestId":"b","key":%q}`, proof))
+		socket.send(fmt.Sprintf(`{"type":"authenticate","requestId":"b","key":%q}`, c.proof))
 		socket.wantError("INVALID_REQUEST", "type")
 		socket.send(join)
 		socket.want("session:joined")
-		if name == "credential" {
+		if c.name == "credential" {
 			g.withKey(w.root).do("DELETE", "/api/keys/"+id, "").want(t, 200)
 			wantUnauthenticatedEnd(t, socket)
 		}

@@ -30,7 +30,8 @@ type Conversation struct {
 	// "hello, spool\n" afterwards.
 	Edit []ExpectedDecision
 	// Command is in the answer to "run a command please", which writes 42 to answer.txt and to stdout, "oops" to stderr
-	// and ends with status 3. CommandResult is the output in the journal; "" if it is not checked.
+	// and ends with status 3. CommandResult is the output in the journal, whose first two lines may be in either order
+	// because they come from two pipes; "" if it is not checked.
 	Command, CommandResult string
 	// Subagent means that "delegate this please" has a sub-agent create sub.txt.
 	Subagent bool
@@ -100,6 +101,11 @@ func requireProcess(t testing.TB, pid int) func(Turn) Turn {
 // may run the turn.
 func allowAnyProcess(x Turn) Turn { return x }
 
+// sortedLines returns the text with its lines in sorted order.
+func sortedLines(text string) string {
+	return strings.Join(slices.Sorted(strings.SplitSeq(text, "\n")), "\n")
+}
+
 // checkOneProcess runs a session whose turns must all be run by one process, and checks the results, files, usage,
 // interrupts and failures of the turns.
 func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *ConfinementCheck) {
@@ -134,7 +140,7 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 		if got := b.ReadFile("answer.txt"); got != "42\n" {
 			t.Errorf("answer.txt: %q", got)
 		}
-		if r := ran.FinishedBlocks(events.KindToolResult); len(r) != 1 || c.CommandResult != "" && r[0].Output != c.CommandResult || !r[0].IsError {
+		if r := ran.FinishedBlocks(events.KindToolResult); len(r) != 1 || c.CommandResult != "" && sortedLines(r[0].Output) != sortedLines(c.CommandResult) || !r[0].IsError {
 			t.Errorf("results %+v", r)
 		}
 	}

@@ -121,7 +121,7 @@ func (p *Process) runUntilEnd(out, errs *os.File, maxLine int) {
 		p.group.log.Error("set deadline on an agent's stdin", "err", err)
 	}
 	for _, f := range []*os.File{out, errs} {
-		if err := f.SetReadDeadline(soon); err != nil {
+		if err := f.SetReadDeadline(soon); err != nil && !errors.Is(err, os.ErrClosed) {
 			p.group.log.Error("set deadline on an agent's pipe", "err", err)
 		}
 	}
