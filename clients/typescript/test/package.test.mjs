@@ -1,6 +1,7 @@
 import assert from "node:assert/strict";
 import { execFileSync, spawnSync } from "node:child_process";
 import { cpSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { test } from "node:test";
@@ -24,7 +25,7 @@ test("the package works in an empty project, with types and without other packag
   cpSync(join(root, "test/types.ts"), join(dir, "types.ts"));
   const source = readFileSync(join(dir, "types.ts"), "utf8").replace("../src/index.js", "@spoolhq/client");
   writeFileSync(join(dir, "types.ts"), source);
-  const tsc = join(root, "node_modules/typescript/bin/tsc");
+  const tsc = createRequire(import.meta.url).resolve("typescript/bin/tsc");
   for (const [module, resolution] of [["NodeNext", "NodeNext"], ["ESNext", "Bundler"]]) {
     run("node", tsc, "--strict", "--exactOptionalPropertyTypes", "--noEmit", "--target", "ES2022", "--lib", "ES2022,DOM", "--module", module, "--moduleResolution", resolution, "types.ts");
   }

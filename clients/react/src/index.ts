@@ -1,0 +1,1 @@
+export { AgentServiceContext, AgentServiceProvider, useClient, type AgentServiceProviderProps } from "./provider.js";

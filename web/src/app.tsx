@@ -1,0 +1,4 @@
+/** The inspector. */
+export function App() {
+  return <main>Spool</main>;
+}
