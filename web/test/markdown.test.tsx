@@ -62,6 +62,8 @@ test("Markdown draws lists, tasks and tables", () => {
 
 for (const [name, text] of Object.entries({
   quotes: ">".repeat(60_000),
+  "numbered lists in one line": "1. ".repeat(20_000),
+  "quotes and lists in one line": "> - ".repeat(15_000),
   lists: Array.from({ length: 300 }, (_, i) => " ".repeat(i * 2) + "- a").join("\n"),
   brackets: "[".repeat(60_000),
   "emphasis marks": "*a **b ".repeat(9_000),
