@@ -31,10 +31,10 @@ type session struct {
 	// State of the process.
 	agentSession string
 	model        string
-	version      string     // as the process reported it
-	spent        usageTotal // at the end of the previous turn
-	tasks        todoTasks  // the agent's list
-	plan         string     // path of the plan that the agent wrote last, in plan mode
+	version      string            // as the process reported it
+	spent        usageTotal        // at the end of the previous turn
+	tasks        []events.PlanItem // of the tools TaskCreate and TaskUpdate
+	plan         string            // path of the plan that the agent wrote last, in plan mode
 
 	subagents map[string]subagentInfo // sub-agents that the process has started, by the CLI's id
 
@@ -53,7 +53,6 @@ type turnState struct {
 	early         map[string][]transcriptLine // lines of transcripts of sub-agents that wait for their call, by the CLI's id
 	earlyBytes    int                         // size of early
 	maxDepth      uint32                      // levels of sub-agents that may be started; 0 for no limit
-	todo          string                      // the open todo block
 	seen          events.Usage                // the sum over the messages
 	model         string                      // the model that answered last
 	why           string                      // why the CLI answered in place of the model

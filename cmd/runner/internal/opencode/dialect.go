@@ -52,12 +52,15 @@ type callArguments struct {
 	Prompt string      `json:"prompt"` // task
 	Agent  string      `json:"subagent_type"`
 	Todos  []todoEntry `json:"todos"` // todowrite
+	Skill  string      `json:"name"`  // skill
 }
 
-// todoEntry is an entry of the agent's to-do list.
+// todoEntry is an entry of the agent's list of todowrite.
 type todoEntry struct {
-	Content string `json:"content"`
-	Status  string `json:"status"`
+	ID       string `json:"id"` // of earlier versions of the CLI
+	Content  string `json:"content"`
+	Status   string `json:"status"`
+	Priority string `json:"priority"`
 }
 
 // callOutput holds the fields of a tool call's output that the adapter reads.
@@ -94,8 +97,15 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	case "task":
 		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Said: subagentAnswer(out.Output)}
 	case "todowrite":
+		known.Plan = &events.Plan{}
 		for _, t := range in.Todos {
-			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
+			known.Plan.Items = append(known.Plan.Items, events.PlanItem{
+				ItemID: t.ID, Content: t.Content, Status: events.ParsePlanStatus(t.Status), Priority: t.Priority,
+			})
+		}
+	case "skill":
+		if in.Skill != "" {
+			known.Skill = &events.LoadedSkill{Name: in.Skill}
 		}
 	}
 	return &known
