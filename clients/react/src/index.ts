@@ -13,7 +13,6 @@ export {
   usePlan,
   useSubagents,
   useUsage,
-  type PlanItem,
   type Subagent,
   type SubagentStatus,
   type UseAgentSession,
