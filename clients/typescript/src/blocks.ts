@@ -20,10 +20,52 @@ export interface Part {
   data?: string;
 }
 
-/** An entry of the agent's own list of tasks. */
+/** The whole plan of a conversation: what the agent intends to do, and how far it is. */
+export interface Plan {
+  title?: string;
+  /** Why the plan is as it is, in the agent's words. */
+  explanation?: string;
+  items?: PlanItem[];
+}
+
+export interface PlanItem {
+  /** The agent's own id. */
+  id?: string;
+  content: string;
+  status: "pending" | "in_progress" | "completed" | "cancelled";
+  priority?: string;
+}
+
+/** One step of a plan that is being executed. */
+export interface Step {
+  id: string;
+  title: string;
+  status: "pending" | "blocked" | "ready" | "running" | "completed" | "failed" | "skipped";
+  /** Ids of the steps that must be completed before. */
+  dependsOn?: string[];
+  /** The conversation of the sub-agent that executes the step. */
+  conversationId?: string;
+  /** The execution of another session that executes the step. */
+  executionId?: string;
+  result?: string;
+  errorCode?: string;
+  errorMessage?: string;
+  startedAt?: string;
+  endedAt?: string;
+}
+
+/** A skill whose instructions the agent has read. */
+export interface LoadedSkill {
+  name: string;
+  /** The SHA-256 of a skill that was pushed to Spool. */
+  version?: string;
+  path?: string;
+}
+
+/** An entry of a list of tasks. */
 export interface TodoItem {
   content: string;
-  status: "pending" | "in_progress" | "completed";
+  status: PlanItem["status"];
 }
 
 /** A unit to display. `kind` decides which fields a block has. A field that is empty is absent. */
@@ -35,7 +77,10 @@ export type Block = BlockBase &
     | { kind: "tool_use"; toolName?: string; toolUseId?: string; input?: unknown; content?: string; displayName?: string; description?: string }
     | { kind: "tool_result"; toolUseId?: string; output?: string; isError?: boolean; durationMs?: number }
     | { kind: "subagent"; subagentId?: string; name?: string; toolUseId?: string; input?: unknown; output?: string; durationMs?: number }
-    | { kind: "todo"; todos?: TodoItem[] }
+    | { kind: "todo"; todos?: TodoItem[] } // in logs of earlier servers
+    | { kind: "plan"; plan?: Plan; todos?: TodoItem[] } // todos are the items of the plan
+    | { kind: "step"; step?: Step }
+    | { kind: "skill_load"; skill?: LoadedSkill; toolUseId?: string }
     | { kind: "system"; subtype?: string; message?: string }
     | { kind: "error"; code?: string; message?: string }
   );
@@ -146,11 +191,12 @@ function withEventFields(block: Fields, event: SessionEvent): Block {
   if (event.conversationId) out["conversationId"] = event.conversationId;
   if (!out["timestamp"] || out["timestamp"] === "0001-01-01T00:00:00Z") out["timestamp"] = event.time;
   out["status"] ||= event.type === "block_complete" ? "complete" : "pending";
+  setPlanTodos(out);
   return withoutEmpty(out);
 }
 
 /** The fields of a block that a block_update can set. */
-const updatable = ["todos", "displayName", "description", "summary", "output"];
+const updatable = ["todos", "plan", "step", "displayName", "description", "summary", "output"];
 
 function withUpdates(block: Block, updates: Fields): Block {
   const out: Fields = { ...block };
@@ -158,7 +204,14 @@ function withUpdates(block: Block, updates: Fields): Block {
   for (const name of updatable) {
     if (updates[name] !== undefined && updates[name] !== null) out[name] = updates[name];
   }
+  setPlanTodos(out);
   return withoutEmpty(out);
+}
+
+/** Sets the todos of a block of kind plan to the items of its plan, for clients that show the list of both kinds. */
+function setPlanTodos(block: Fields): void {
+  if (block["kind"] !== "plan") return;
+  block["todos"] = (block["plan"] as Plan | undefined)?.items?.map(({ content, status }) => ({ content, status }));
 }
 
 function contentOf(block: Block): string {

@@ -1,4 +1,4 @@
-export { BlockView, foldBlocks, type Block, type Part, type TodoItem } from "./blocks.js";
+export { BlockView, foldBlocks, type Block, type LoadedSkill, type Part, type Plan, type PlanItem, type Step, type TodoItem } from "./blocks.js";
 export type { CallParams, CallResult, Operation } from "./call.js";
 export { SpoolClient } from "./client.js";
 export { ConnectionError, SpoolError, StreamEndedError, type Problem, type StreamEndReason } from "./errors.js";

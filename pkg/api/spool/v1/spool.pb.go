@@ -3073,7 +3073,7 @@ type SessionState struct {
 	BlockCount uint32 `protobuf:"varint,8,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
 	// Page token for the next blocks; empty on the last page.
 	NextPageToken string `protobuf:"bytes,9,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// The todo lists of the agent and of its sub-agents.
+	// The plans or todo lists of the agent and of its sub-agents.
 	Todos []*TodoList `protobuf:"bytes,10,rep,name=todos,proto3" json:"todos,omitempty"`
 	// The conversation main, and the first 200 conversations of sub-agents.
 	Conversations []*Conversation `protobuf:"bytes,11,rep,name=conversations,proto3" json:"conversations,omitempty"`
@@ -5204,7 +5204,7 @@ type ExecutionStatus struct {
 	ToolCalls []*ToolCallStatus `protobuf:"bytes,15,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 	// Number of all tool calls.
 	ToolCallCounts *ToolCallCounts `protobuf:"bytes,16,opt,name=tool_call_counts,json=toolCallCounts,proto3" json:"tool_call_counts,omitempty"`
-	// The first 50 items of the todo list that the agent wrote last in this execution.
+	// The first 50 items of the plan or of the todo list that the agent wrote last in this execution.
 	Todos []*TodoItem `protobuf:"bytes,17,rep,name=todos,proto3" json:"todos,omitempty"`
 	// Number of all items of that list.
 	TodoCount uint32 `protobuf:"varint,18,opt,name=todo_count,json=todoCount,proto3" json:"todo_count,omitempty"`
@@ -9238,8 +9238,8 @@ func (x *ListBlocksResponse) GetTruncated() []*TruncatedField {
 type TruncatedField struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	BlockId string                 `protobuf:"bytes,1,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
-	// content, summary, output, description or message, of which the beginning is included; or input, parts or todos,
-	// which are omitted.
+	// content, summary, output, description or message, of which the beginning is included; or input, parts, todos, plan, step or
+	// skill, which are omitted.
 	Field string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
 	// Length of the whole field in bytes.
 	Bytes         uint32 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
@@ -9803,7 +9803,8 @@ func (x *TimelineMark) GetMessage() string {
 type Block struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// user_message, assistant_text, thinking, tool_use, tool_result, subagent, todo, system or error.
+	// user_message, assistant_text, thinking, tool_use, tool_result, subagent, plan, step, skill_load, system or error;
+	// todo in sessions of earlier versions.
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	// pending, complete or error.
 	Status         string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
@@ -9820,7 +9821,7 @@ type Block struct {
 	Summary *string `protobuf:"bytes,10,opt,name=summary,proto3,oneof" json:"summary,omitempty"`
 	// tool_use.
 	ToolName *string `protobuf:"bytes,11,opt,name=tool_name,json=toolName,proto3,oneof" json:"tool_name,omitempty"`
-	// tool_use, tool_result, subagent: the agent's own id of the call.
+	// tool_use, tool_result, subagent, skill_load: the agent's own id of the call.
 	ToolUseId *string `protobuf:"bytes,12,opt,name=tool_use_id,json=toolUseId,proto3,oneof" json:"tool_use_id,omitempty"`
 	// tool_use, subagent: the arguments, set once they are complete.
 	Input *Json `protobuf:"bytes,13,opt,name=input,proto3" json:"input,omitempty"`
@@ -9838,7 +9839,7 @@ type Block struct {
 	SubagentId *string `protobuf:"bytes,19,opt,name=subagent_id,json=subagentId,proto3,oneof" json:"subagent_id,omitempty"`
 	// subagent.
 	Name *string `protobuf:"bytes,20,opt,name=name,proto3,oneof" json:"name,omitempty"`
-	// todo. Absent when empty.
+	// todo; plan: the items of the plan. Absent when empty.
 	Todos []*TodoItem `protobuf:"bytes,21,rep,name=todos,proto3" json:"todos,omitempty"`
 	// system.
 	Subtype *string `protobuf:"bytes,22,opt,name=subtype,proto3,oneof" json:"subtype,omitempty"`
@@ -9848,7 +9849,13 @@ type Block struct {
 	Message *string `protobuf:"bytes,24,opt,name=message,proto3,oneof" json:"message,omitempty"`
 	// The agent's own position directly after a completed block, at which a fork can cut its conversation; absent if it
 	// cannot be cut there.
-	Anchor        *string `protobuf:"bytes,25,opt,name=anchor,proto3,oneof" json:"anchor,omitempty"`
+	Anchor *string `protobuf:"bytes,25,opt,name=anchor,proto3,oneof" json:"anchor,omitempty"`
+	// plan: the whole plan.
+	Plan *Plan `protobuf:"bytes,26,opt,name=plan,proto3" json:"plan,omitempty"`
+	// step.
+	Step *Step `protobuf:"bytes,27,opt,name=step,proto3" json:"step,omitempty"`
+	// skill_load.
+	Skill         *LoadedSkill `protobuf:"bytes,28,opt,name=skill,proto3" json:"skill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10058,11 +10065,363 @@ func (x *Block) GetAnchor() string {
 	return ""
 }
 
-// An entry of an agent's todo list.
+func (x *Block) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *Block) GetStep() *Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *Block) GetSkill() *LoadedSkill {
+	if x != nil {
+		return x.Skill
+	}
+	return nil
+}
+
+// The whole plan of a conversation: what the agent intends to do, and how far it is.
+type Plan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Title *string                `protobuf:"bytes,1,opt,name=title,proto3,oneof" json:"title,omitempty"`
+	// Why the plan is as it is, in the agent's words.
+	Explanation *string `protobuf:"bytes,2,opt,name=explanation,proto3,oneof" json:"explanation,omitempty"`
+	// The items in the agent's order. Absent when empty.
+	Items         []*PlanItem `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan) Reset() {
+	*x = Plan{}
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan) ProtoMessage() {}
+
+func (x *Plan) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan.ProtoReflect.Descriptor instead.
+func (*Plan) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+}
+
+func (x *Plan) GetTitle() string {
+	if x != nil && x.Title != nil {
+		return *x.Title
+	}
+	return ""
+}
+
+func (x *Plan) GetExplanation() string {
+	if x != nil && x.Explanation != nil {
+		return *x.Explanation
+	}
+	return ""
+}
+
+func (x *Plan) GetItems() []*PlanItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+type PlanItem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent's own id; absent if the agent has none.
+	Id      *string `protobuf:"bytes,1,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	Content string  `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// pending, in_progress, completed or cancelled.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// high, medium or low, where the agent ranks its items.
+	Priority      *string `protobuf:"bytes,4,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanItem) Reset() {
+	*x = PlanItem{}
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanItem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanItem) ProtoMessage() {}
+
+func (x *PlanItem) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanItem.ProtoReflect.Descriptor instead.
+func (*PlanItem) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+}
+
+func (x *PlanItem) GetId() string {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return ""
+}
+
+func (x *PlanItem) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *PlanItem) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *PlanItem) GetPriority() string {
+	if x != nil && x.Priority != nil {
+		return *x.Priority
+	}
+	return ""
+}
+
+// One step of a plan that is being executed.
+type Step struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the plan's item, which depends_on of other steps refers to.
+	Id    string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Title string `protobuf:"bytes,2,opt,name=title,proto3" json:"title,omitempty"`
+	// pending, blocked, ready, running, completed, failed or skipped.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// Ids of the steps that must be completed before. Absent when empty.
+	DependsOn []string `protobuf:"bytes,4,rep,name=depends_on,json=dependsOn,proto3" json:"depends_on,omitempty"`
+	// Conversation of the sub-agent that executes the step, if there is one.
+	ConversationId *string `protobuf:"bytes,5,opt,name=conversation_id,json=conversationId,proto3,oneof" json:"conversation_id,omitempty"`
+	// Execution of another session that executes the step, if there is one.
+	ExecutionId *string `protobuf:"bytes,6,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	Result      *string `protobuf:"bytes,7,opt,name=result,proto3,oneof" json:"result,omitempty"`
+	// failed.
+	ErrorCode *string `protobuf:"bytes,8,opt,name=error_code,json=errorCode,proto3,oneof" json:"error_code,omitempty"`
+	// failed; blocked and skipped: why.
+	ErrorMessage *string `protobuf:"bytes,9,opt,name=error_message,json=errorMessage,proto3,oneof" json:"error_message,omitempty"`
+	// When the step began to run.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// When the step was completed, failed or skipped.
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Step) Reset() {
+	*x = Step{}
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Step) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Step) ProtoMessage() {}
+
+func (x *Step) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Step.ProtoReflect.Descriptor instead.
+func (*Step) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+}
+
+func (x *Step) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Step) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
+func (x *Step) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Step) GetDependsOn() []string {
+	if x != nil {
+		return x.DependsOn
+	}
+	return nil
+}
+
+func (x *Step) GetConversationId() string {
+	if x != nil && x.ConversationId != nil {
+		return *x.ConversationId
+	}
+	return ""
+}
+
+func (x *Step) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *Step) GetResult() string {
+	if x != nil && x.Result != nil {
+		return *x.Result
+	}
+	return ""
+}
+
+func (x *Step) GetErrorCode() string {
+	if x != nil && x.ErrorCode != nil {
+		return *x.ErrorCode
+	}
+	return ""
+}
+
+func (x *Step) GetErrorMessage() string {
+	if x != nil && x.ErrorMessage != nil {
+		return *x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *Step) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *Step) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+// A skill whose instructions the agent has read.
+type LoadedSkill struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// SHA-256 of the ZIP; absent for a skill that was not pushed to Spool.
+	Version *string `protobuf:"bytes,2,opt,name=version,proto3,oneof" json:"version,omitempty"`
+	// Folder of the skill, where the agent names it or Spool knows it.
+	Path          *string `protobuf:"bytes,3,opt,name=path,proto3,oneof" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadedSkill) Reset() {
+	*x = LoadedSkill{}
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadedSkill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadedSkill) ProtoMessage() {}
+
+func (x *LoadedSkill) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadedSkill.ProtoReflect.Descriptor instead.
+func (*LoadedSkill) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+}
+
+func (x *LoadedSkill) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LoadedSkill) GetVersion() string {
+	if x != nil && x.Version != nil {
+		return *x.Version
+	}
+	return ""
+}
+
+func (x *LoadedSkill) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+// An entry of a todo list, or an item of a plan in the form of one.
 type TodoItem struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Content string                 `protobuf:"bytes,1,opt,name=content,proto3" json:"content,omitempty"`
-	// pending, in_progress or completed.
+	// pending, in_progress, completed or cancelled.
 	Status        string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -10070,7 +10429,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10082,7 +10441,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10095,7 +10454,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -10134,7 +10493,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10146,7 +10505,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10159,7 +10518,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -10218,7 +10577,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10230,7 +10589,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10243,7 +10602,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -10317,7 +10676,7 @@ type CreateSignInCodeRequest struct {
 
 func (x *CreateSignInCodeRequest) Reset() {
 	*x = CreateSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10329,7 +10688,7 @@ func (x *CreateSignInCodeRequest) String() string {
 func (*CreateSignInCodeRequest) ProtoMessage() {}
 
 func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10342,7 +10701,7 @@ func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 type CreateSignInCodeResponse struct {
@@ -10358,7 +10717,7 @@ type CreateSignInCodeResponse struct {
 
 func (x *CreateSignInCodeResponse) Reset() {
 	*x = CreateSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10370,7 +10729,7 @@ func (x *CreateSignInCodeResponse) String() string {
 func (*CreateSignInCodeResponse) ProtoMessage() {}
 
 func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10383,7 +10742,7 @@ func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *CreateSignInCodeResponse) GetCode() string {
@@ -10413,7 +10772,7 @@ type ExchangeSignInCodeRequest struct {
 
 func (x *ExchangeSignInCodeRequest) Reset() {
 	*x = ExchangeSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10425,7 +10784,7 @@ func (x *ExchangeSignInCodeRequest) String() string {
 func (*ExchangeSignInCodeRequest) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10438,7 +10797,7 @@ func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *ExchangeSignInCodeRequest) GetCode() string {
@@ -10480,7 +10839,7 @@ type ExchangeSignInCodeResponse struct {
 
 func (x *ExchangeSignInCodeResponse) Reset() {
 	*x = ExchangeSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10492,7 +10851,7 @@ func (x *ExchangeSignInCodeResponse) String() string {
 func (*ExchangeSignInCodeResponse) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10505,7 +10864,7 @@ func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ExchangeSignInCodeResponse) GetCredential() string {
@@ -10551,7 +10910,7 @@ type GetSignInSessionRequest struct {
 
 func (x *GetSignInSessionRequest) Reset() {
 	*x = GetSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10563,7 +10922,7 @@ func (x *GetSignInSessionRequest) String() string {
 func (*GetSignInSessionRequest) ProtoMessage() {}
 
 func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10576,7 +10935,7 @@ func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 type SignInSession struct {
@@ -10598,7 +10957,7 @@ type SignInSession struct {
 
 func (x *SignInSession) Reset() {
 	*x = SignInSession{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10610,7 +10969,7 @@ func (x *SignInSession) String() string {
 func (*SignInSession) ProtoMessage() {}
 
 func (x *SignInSession) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10623,7 +10982,7 @@ func (x *SignInSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInSession.ProtoReflect.Descriptor instead.
 func (*SignInSession) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *SignInSession) GetTenant() string {
@@ -10683,7 +11042,7 @@ type DeleteSignInSessionRequest struct {
 
 func (x *DeleteSignInSessionRequest) Reset() {
 	*x = DeleteSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10695,7 +11054,7 @@ func (x *DeleteSignInSessionRequest) String() string {
 func (*DeleteSignInSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10708,7 +11067,7 @@ func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 type DeleteSignInSessionResponse struct {
@@ -10719,7 +11078,7 @@ type DeleteSignInSessionResponse struct {
 
 func (x *DeleteSignInSessionResponse) Reset() {
 	*x = DeleteSignInSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10731,7 +11090,7 @@ func (x *DeleteSignInSessionResponse) String() string {
 func (*DeleteSignInSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10744,7 +11103,7 @@ func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 type ListDeadLettersRequest struct {
@@ -10759,7 +11118,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10771,7 +11130,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10784,7 +11143,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -10812,7 +11171,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10824,7 +11183,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10837,7 +11196,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -10880,7 +11239,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10892,7 +11251,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10905,7 +11264,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -10989,7 +11348,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11001,7 +11360,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11014,7 +11373,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -11063,7 +11422,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11075,7 +11434,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11088,7 +11447,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -11128,7 +11487,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11140,7 +11499,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11153,7 +11512,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -11232,7 +11591,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11244,7 +11603,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11257,7 +11616,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -11318,7 +11677,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11330,7 +11689,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11343,7 +11702,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -11362,7 +11721,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11374,7 +11733,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11387,7 +11746,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -11406,7 +11765,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11418,7 +11777,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11431,7 +11790,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -11450,7 +11809,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11462,7 +11821,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11475,7 +11834,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -11494,7 +11853,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11506,7 +11865,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11519,7 +11878,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -11539,7 +11898,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11551,7 +11910,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11564,7 +11923,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -11583,7 +11942,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11595,7 +11954,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11608,7 +11967,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -11641,7 +12000,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11653,7 +12012,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11666,7 +12025,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *Key) GetKeyId() string {
@@ -11743,7 +12102,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11755,7 +12114,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11768,7 +12127,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -11797,7 +12156,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11809,7 +12168,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11822,7 +12181,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -11860,7 +12219,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11872,7 +12231,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11885,7 +12244,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -11920,7 +12279,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11932,7 +12291,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11945,7 +12304,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -11980,7 +12339,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11992,7 +12351,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12005,7 +12364,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -12024,7 +12383,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12036,7 +12395,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12049,7 +12408,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -12079,7 +12438,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12091,7 +12450,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12104,7 +12463,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -12168,7 +12527,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12180,7 +12539,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12193,7 +12552,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -12221,7 +12580,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12233,7 +12592,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12246,7 +12605,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -12300,7 +12659,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12312,7 +12671,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12325,7 +12684,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -12410,7 +12769,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12422,7 +12781,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12435,7 +12794,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -12462,7 +12821,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12474,7 +12833,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12487,7 +12846,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -12515,7 +12874,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12527,7 +12886,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12540,7 +12899,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -12563,7 +12922,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12575,7 +12934,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12588,7 +12947,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -12622,7 +12981,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12634,7 +12993,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12647,7 +13006,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -12667,7 +13026,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12679,7 +13038,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12692,7 +13051,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -12727,7 +13086,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12739,7 +13098,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12752,7 +13111,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *Reference) GetScope() string {
@@ -12798,7 +13157,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12810,7 +13169,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12823,7 +13182,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -12868,7 +13227,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12880,7 +13239,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12893,7 +13252,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -12926,7 +13285,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12938,7 +13297,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12951,7 +13310,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -12975,7 +13334,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12987,7 +13346,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13000,7 +13359,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -13035,7 +13394,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13047,7 +13406,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13060,7 +13419,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -13088,7 +13447,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13100,7 +13459,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13113,7 +13472,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -13146,7 +13505,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13158,7 +13517,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13171,7 +13530,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -13220,7 +13579,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13232,7 +13591,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13245,7 +13604,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -13283,7 +13642,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13295,7 +13654,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13308,7 +13667,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -13343,7 +13702,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13355,7 +13714,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13368,7 +13727,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -13396,7 +13755,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13408,7 +13767,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13421,7 +13780,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -13454,7 +13813,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13466,7 +13825,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13479,7 +13838,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -13528,7 +13887,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13540,7 +13899,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13553,7 +13912,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -13591,7 +13950,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13603,7 +13962,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13616,7 +13975,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -13651,7 +14010,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13663,7 +14022,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13676,7 +14035,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -13704,7 +14063,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13716,7 +14075,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13729,7 +14088,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -13762,7 +14121,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13774,7 +14133,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13787,7 +14146,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -13836,7 +14195,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13848,7 +14207,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13861,7 +14220,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -13899,7 +14258,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13911,7 +14270,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13924,7 +14283,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -13961,7 +14320,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13973,7 +14332,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13986,7 +14345,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -14015,7 +14374,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14027,7 +14386,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14040,7 +14399,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -14071,7 +14430,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[182]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14083,7 +14442,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[182]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14096,7 +14455,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -14138,7 +14497,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[183]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14150,7 +14509,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[183]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14163,7 +14522,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -14191,7 +14550,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[184]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14203,7 +14562,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[184]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14216,7 +14575,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -14249,7 +14608,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[185]
+	mi := &file_spool_v1_spool_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14261,7 +14620,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[185]
+	mi := &file_spool_v1_spool_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14274,7 +14633,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -14336,7 +14695,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[186]
+	mi := &file_spool_v1_spool_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14348,7 +14707,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[186]
+	mi := &file_spool_v1_spool_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14361,7 +14720,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -14442,7 +14801,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[187]
+	mi := &file_spool_v1_spool_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14454,7 +14813,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[187]
+	mi := &file_spool_v1_spool_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14467,7 +14826,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -14518,7 +14877,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[188]
+	mi := &file_spool_v1_spool_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14530,7 +14889,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[188]
+	mi := &file_spool_v1_spool_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14543,7 +14902,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -15549,7 +15908,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"_ended_seqB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
-	"\b_message\"\xc1\b\n" +
+	"\b_message\"\xb6\t\n" +
 	"\x05Block\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -15579,7 +15938,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\asubtype\x18\x16 \x01(\tH\x0eR\asubtype\x88\x01\x01\x12\x17\n" +
 	"\x04code\x18\x17 \x01(\tH\x0fR\x04code\x88\x01\x01\x12\x1d\n" +
 	"\amessage\x18\x18 \x01(\tH\x10R\amessage\x88\x01\x01\x12\x1b\n" +
-	"\x06anchor\x18\x19 \x01(\tH\x11R\x06anchor\x88\x01\x01B\x0f\n" +
+	"\x06anchor\x18\x19 \x01(\tH\x11R\x06anchor\x88\x01\x01\x12\"\n" +
+	"\x04plan\x18\x1a \x01(\v2\x0e.spool.v1.PlanR\x04plan\x12\"\n" +
+	"\x04step\x18\x1b \x01(\v2\x0e.spool.v1.StepR\x04step\x12+\n" +
+	"\x05skill\x18\x1c \x01(\v2\x15.spool.v1.LoadedSkillR\x05skillB\x0f\n" +
 	"\r_execution_idB\x12\n" +
 	"\x10_conversation_idB\n" +
 	"\n" +
@@ -15602,7 +15964,48 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
-	"\a_anchor\"<\n" +
+	"\a_anchor\"\x8c\x01\n" +
+	"\x04Plan\x12\x19\n" +
+	"\x05title\x18\x01 \x01(\tH\x00R\x05title\x88\x01\x01\x12%\n" +
+	"\vexplanation\x18\x02 \x01(\tH\x01R\vexplanation\x88\x01\x01\x12(\n" +
+	"\x05items\x18\x03 \x03(\v2\x12.spool.v1.PlanItemR\x05itemsB\b\n" +
+	"\x06_titleB\x0e\n" +
+	"\f_explanation\"\x86\x01\n" +
+	"\bPlanItem\x12\x13\n" +
+	"\x02id\x18\x01 \x01(\tH\x00R\x02id\x88\x01\x01\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\tR\acontent\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1f\n" +
+	"\bpriority\x18\x04 \x01(\tH\x01R\bpriority\x88\x01\x01B\x05\n" +
+	"\x03_idB\v\n" +
+	"\t_priority\"\xe7\x03\n" +
+	"\x04Step\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05title\x18\x02 \x01(\tR\x05title\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1d\n" +
+	"\n" +
+	"depends_on\x18\x04 \x03(\tR\tdependsOn\x12,\n" +
+	"\x0fconversation_id\x18\x05 \x01(\tH\x00R\x0econversationId\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\x06 \x01(\tH\x01R\vexecutionId\x88\x01\x01\x12\x1b\n" +
+	"\x06result\x18\a \x01(\tH\x02R\x06result\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"error_code\x18\b \x01(\tH\x03R\terrorCode\x88\x01\x01\x12(\n" +
+	"\rerror_message\x18\t \x01(\tH\x04R\ferrorMessage\x88\x01\x01\x129\n" +
+	"\n" +
+	"started_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendedAtB\x12\n" +
+	"\x10_conversation_idB\x0f\n" +
+	"\r_execution_idB\t\n" +
+	"\a_resultB\r\n" +
+	"\v_error_codeB\x10\n" +
+	"\x0e_error_message\"n\n" +
+	"\vLoadedSkill\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\aversion\x18\x02 \x01(\tH\x00R\aversion\x88\x01\x01\x12\x17\n" +
+	"\x04path\x18\x03 \x01(\tH\x01R\x04path\x88\x01\x01B\n" +
+	"\n" +
+	"\b_versionB\a\n" +
+	"\x05_path\"<\n" +
 	"\bTodoItem\x12\x18\n" +
 	"\acontent\x18\x01 \x01(\tR\acontent\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\"\x84\x01\n" +
@@ -16049,7 +16452,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 193)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 197)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -16169,87 +16572,91 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*TimelineLane)(nil),                 // 115: spool.v1.TimelineLane
 	(*TimelineMark)(nil),                 // 116: spool.v1.TimelineMark
 	(*Block)(nil),                        // 117: spool.v1.Block
-	(*TodoItem)(nil),                     // 118: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 119: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 120: spool.v1.CreateKeyResponse
-	(*CreateSignInCodeRequest)(nil),      // 121: spool.v1.CreateSignInCodeRequest
-	(*CreateSignInCodeResponse)(nil),     // 122: spool.v1.CreateSignInCodeResponse
-	(*ExchangeSignInCodeRequest)(nil),    // 123: spool.v1.ExchangeSignInCodeRequest
-	(*ExchangeSignInCodeResponse)(nil),   // 124: spool.v1.ExchangeSignInCodeResponse
-	(*GetSignInSessionRequest)(nil),      // 125: spool.v1.GetSignInSessionRequest
-	(*SignInSession)(nil),                // 126: spool.v1.SignInSession
-	(*DeleteSignInSessionRequest)(nil),   // 127: spool.v1.DeleteSignInSessionRequest
-	(*DeleteSignInSessionResponse)(nil),  // 128: spool.v1.DeleteSignInSessionResponse
-	(*ListDeadLettersRequest)(nil),       // 129: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 130: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 131: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 132: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 133: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 134: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 135: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 136: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 137: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 138: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 139: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 140: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 141: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 142: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 143: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 144: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 145: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 146: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 147: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 148: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 149: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 150: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 151: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 152: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 153: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 154: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 155: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 156: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 157: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 158: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 159: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 160: spool.v1.Reference
-	(*Definition)(nil),                   // 161: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 162: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 163: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 164: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 165: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 166: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 167: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 168: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 169: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 170: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 171: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 172: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 173: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 174: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 175: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 176: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 177: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 178: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 179: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 180: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 181: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 182: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 183: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 184: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 185: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 186: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 187: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 188: spool.v1.RemoveSkillRequest
-	nil,                                  // 189: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 190: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 191: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 192: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 193: google.protobuf.Timestamp
+	(*Plan)(nil),                         // 118: spool.v1.Plan
+	(*PlanItem)(nil),                     // 119: spool.v1.PlanItem
+	(*Step)(nil),                         // 120: spool.v1.Step
+	(*LoadedSkill)(nil),                  // 121: spool.v1.LoadedSkill
+	(*TodoItem)(nil),                     // 122: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 123: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 124: spool.v1.CreateKeyResponse
+	(*CreateSignInCodeRequest)(nil),      // 125: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 126: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 127: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 128: spool.v1.ExchangeSignInCodeResponse
+	(*GetSignInSessionRequest)(nil),      // 129: spool.v1.GetSignInSessionRequest
+	(*SignInSession)(nil),                // 130: spool.v1.SignInSession
+	(*DeleteSignInSessionRequest)(nil),   // 131: spool.v1.DeleteSignInSessionRequest
+	(*DeleteSignInSessionResponse)(nil),  // 132: spool.v1.DeleteSignInSessionResponse
+	(*ListDeadLettersRequest)(nil),       // 133: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 134: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 135: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 136: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 137: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 138: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 139: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 140: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 141: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 142: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 143: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 144: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 145: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 146: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 147: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 148: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 149: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 150: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 151: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 152: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 153: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 154: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 155: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 156: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 157: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 158: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 159: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 160: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 161: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 162: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 163: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 164: spool.v1.Reference
+	(*Definition)(nil),                   // 165: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 166: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 167: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 168: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 169: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 170: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 171: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 172: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 173: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 174: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 175: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 176: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 177: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 178: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 179: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 180: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 181: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 182: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 183: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 184: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 185: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 186: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 187: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 188: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 189: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 190: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 191: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 192: spool.v1.RemoveSkillRequest
+	nil,                                  // 193: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 194: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 195: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 196: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 197: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	189, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	193, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -16257,33 +16664,33 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	193, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	197, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	193, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	193, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	197, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	197, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	18,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	193, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	197, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	193, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
+	197, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
 	17,  // 20: spool.v1.Session.last_error:type_name -> spool.v1.SessionError
 	70,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
-	193, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
-	193, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	193, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
+	197, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	197, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 25: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 26: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 27: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 28: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 29: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	190, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	194, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	87,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 32: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	35,  // 33: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	193, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	193, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	193, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	197, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	197, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	16,  // 37: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	68,  // 38: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
 	117, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
@@ -16295,10 +16702,10 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	42,  // 45: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	38,  // 46: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
 	84,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	118, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	193, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	122, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	197, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	43,  // 50: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	193, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	197, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	46,  // 52: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	47,  // 53: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	40,  // 54: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
@@ -16314,48 +16721,48 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 64: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 65: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 66: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	191, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	195, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	87,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 69: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	68,  // 70: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	193, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	193, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	193, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	193, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	193, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	197, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	197, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	197, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	197, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	62,  // 76: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	63,  // 77: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	64,  // 78: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
 	65,  // 79: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	118, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	122, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
 	66,  // 81: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
 	67,  // 82: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
 	70,  // 83: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
 	40,  // 84: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
 	101, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	61,  // 86: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	193, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	193, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	193, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	193, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	193, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	193, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	197, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	197, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	197, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	197, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
 	70,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 94: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	193, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	193, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	193, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	193, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	197, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	197, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	197, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	69,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 100: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	193, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	197, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	70,  // 102: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	192, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	196, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
 	84,  // 104: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	135, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	193, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	193, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	193, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	139, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	197, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	197, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	197, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
 	0,   // 109: spool.v1.Approval.request:type_name -> spool.v1.Json
 	0,   // 110: spool.v1.Approval.decided:type_name -> spool.v1.Json
 	0,   // 111: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
@@ -16367,7 +16774,7 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	93,  // 117: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
 	96,  // 118: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
 	117, // 119: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	193, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	197, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 121: spool.v1.Event.data:type_name -> spool.v1.Json
 	98,  // 122: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 123: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -16382,204 +16789,210 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	117, // 132: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
 	110, // 133: spool.v1.ListBlocksResponse.truncated:type_name -> spool.v1.TruncatedField
 	117, // 134: spool.v1.GetBlockResponse.block:type_name -> spool.v1.Block
-	193, // 135: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
-	193, // 136: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
+	197, // 135: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
+	197, // 136: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
 	115, // 137: spool.v1.Timeline.lanes:type_name -> spool.v1.TimelineLane
 	116, // 138: spool.v1.Timeline.marks:type_name -> spool.v1.TimelineMark
-	193, // 139: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
-	193, // 140: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
-	193, // 141: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	197, // 139: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
+	197, // 140: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 141: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	25,  // 142: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 143: spool.v1.Block.input:type_name -> spool.v1.Json
-	118, // 144: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	193, // 145: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	193, // 146: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	193, // 147: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
-	131, // 148: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	193, // 149: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	134, // 150: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	193, // 151: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	135, // 152: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	143, // 153: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	193, // 154: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	193, // 155: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	193, // 156: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 157: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	150, // 158: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 159: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 160: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	193, // 161: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	153, // 162: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	153, // 163: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	153, // 164: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	160, // 165: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 166: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	193, // 167: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	160, // 168: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	160, // 169: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 170: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	161, // 171: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	160, // 172: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 173: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	161, // 174: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	160, // 175: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 176: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	161, // 177: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	182, // 178: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	181, // 179: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	186, // 180: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	160, // 181: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	193, // 182: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	24,  // 183: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 184: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 185: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 186: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 187: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 188: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 189: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 190: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	19,  // 191: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	21,  // 192: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	23,  // 193: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	27,  // 194: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	29,  // 195: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	31,  // 196: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	33,  // 197: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	36,  // 198: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	44,  // 199: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	51,  // 200: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	53,  // 201: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	55,  // 202: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	58,  // 203: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	56,  // 204: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	59,  // 205: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	71,  // 206: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	73,  // 207: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	75,  // 208: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	77,  // 209: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	79,  // 210: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	89,  // 211: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	99,  // 212: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	102, // 213: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	91,  // 214: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	94,  // 215: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	108, // 216: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	111, // 217: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
-	113, // 218: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
-	81,  // 219: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	83,  // 220: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	85,  // 221: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	119, // 222: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	141, // 223: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	144, // 224: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	121, // 225: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	123, // 226: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	125, // 227: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
-	127, // 228: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
-	154, // 229: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	156, // 230: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	158, // 231: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	146, // 232: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	148, // 233: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	151, // 234: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	129, // 235: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	136, // 236: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	137, // 237: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	139, // 238: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	132, // 239: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	164, // 240: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	165, // 241: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	167, // 242: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	168, // 243: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	169, // 244: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	170, // 245: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	172, // 246: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	173, // 247: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	174, // 248: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	175, // 249: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	177, // 250: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	178, // 251: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	179, // 252: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	183, // 253: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	185, // 254: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	187, // 255: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	188, // 256: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 257: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 258: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 259: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 260: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 261: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	20,  // 262: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	22,  // 263: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	26,  // 264: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	28,  // 265: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	30,  // 266: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	32,  // 267: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	34,  // 268: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	37,  // 269: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	45,  // 270: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	52,  // 271: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	54,  // 272: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	57,  // 273: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	68,  // 274: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	57,  // 275: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	60,  // 276: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	72,  // 277: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	74,  // 278: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	76,  // 279: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	78,  // 280: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	80,  // 281: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	90,  // 282: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	100, // 283: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	103, // 284: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	92,  // 285: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	95,  // 286: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	109, // 287: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	112, // 288: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
-	114, // 289: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
-	82,  // 290: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	84,  // 291: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	86,  // 292: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	120, // 293: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	142, // 294: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	145, // 295: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	122, // 296: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	124, // 297: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	126, // 298: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
-	128, // 299: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
-	155, // 300: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	157, // 301: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	159, // 302: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	147, // 303: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	149, // 304: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	152, // 305: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	130, // 306: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	131, // 307: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	138, // 308: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	140, // 309: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	133, // 310: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	162, // 311: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	166, // 312: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	161, // 313: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	163, // 314: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	162, // 315: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	171, // 316: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	161, // 317: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	163, // 318: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	162, // 319: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	176, // 320: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	161, // 321: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	163, // 322: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	180, // 323: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	184, // 324: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	186, // 325: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	162, // 326: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	163, // 327: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	257, // [257:328] is the sub-list for method output_type
-	186, // [186:257] is the sub-list for method input_type
-	186, // [186:186] is the sub-list for extension type_name
-	186, // [186:186] is the sub-list for extension extendee
-	0,   // [0:186] is the sub-list for field type_name
+	122, // 144: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	118, // 145: spool.v1.Block.plan:type_name -> spool.v1.Plan
+	120, // 146: spool.v1.Block.step:type_name -> spool.v1.Step
+	121, // 147: spool.v1.Block.skill:type_name -> spool.v1.LoadedSkill
+	119, // 148: spool.v1.Plan.items:type_name -> spool.v1.PlanItem
+	197, // 149: spool.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	197, // 150: spool.v1.Step.ended_at:type_name -> google.protobuf.Timestamp
+	197, // 151: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	197, // 152: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	197, // 153: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
+	135, // 154: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	197, // 155: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	138, // 156: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	197, // 157: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	139, // 158: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	147, // 159: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	197, // 160: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	197, // 161: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	197, // 162: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 163: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	154, // 164: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 165: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 166: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	197, // 167: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	157, // 168: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	157, // 169: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	157, // 170: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	164, // 171: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 172: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	197, // 173: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	164, // 174: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	164, // 175: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 176: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	165, // 177: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	164, // 178: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 179: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	165, // 180: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	164, // 181: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 182: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	165, // 183: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	186, // 184: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	185, // 185: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	190, // 186: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	164, // 187: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	197, // 188: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	24,  // 189: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 190: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 191: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 192: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 193: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 194: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 195: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 196: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	19,  // 197: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	21,  // 198: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	23,  // 199: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	27,  // 200: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	29,  // 201: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	31,  // 202: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	33,  // 203: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	36,  // 204: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	44,  // 205: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	51,  // 206: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	53,  // 207: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	55,  // 208: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	58,  // 209: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	56,  // 210: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	59,  // 211: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	71,  // 212: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	73,  // 213: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	75,  // 214: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	77,  // 215: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	79,  // 216: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	89,  // 217: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	99,  // 218: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	102, // 219: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	91,  // 220: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	94,  // 221: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	108, // 222: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	111, // 223: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
+	113, // 224: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
+	81,  // 225: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	83,  // 226: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	85,  // 227: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	123, // 228: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	145, // 229: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	148, // 230: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	125, // 231: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	127, // 232: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	129, // 233: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
+	131, // 234: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
+	158, // 235: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	160, // 236: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	162, // 237: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	150, // 238: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	152, // 239: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	155, // 240: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	133, // 241: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	140, // 242: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	141, // 243: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	143, // 244: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	136, // 245: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	168, // 246: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	169, // 247: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	171, // 248: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	172, // 249: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	173, // 250: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	174, // 251: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	176, // 252: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	177, // 253: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	178, // 254: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	179, // 255: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	181, // 256: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	182, // 257: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	183, // 258: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	187, // 259: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	189, // 260: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	191, // 261: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	192, // 262: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 263: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 264: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 265: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 266: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 267: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	20,  // 268: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	22,  // 269: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	26,  // 270: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	28,  // 271: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	30,  // 272: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	32,  // 273: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	34,  // 274: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	37,  // 275: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	45,  // 276: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	52,  // 277: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	54,  // 278: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	57,  // 279: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	68,  // 280: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	57,  // 281: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	60,  // 282: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	72,  // 283: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	74,  // 284: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	76,  // 285: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	78,  // 286: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	80,  // 287: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	90,  // 288: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	100, // 289: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	103, // 290: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	92,  // 291: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	95,  // 292: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	109, // 293: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	112, // 294: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
+	114, // 295: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
+	82,  // 296: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	84,  // 297: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	86,  // 298: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	124, // 299: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	146, // 300: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	149, // 301: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	126, // 302: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	128, // 303: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	130, // 304: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
+	132, // 305: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
+	159, // 306: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	161, // 307: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	163, // 308: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	151, // 309: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	153, // 310: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	156, // 311: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	134, // 312: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	135, // 313: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	142, // 314: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	144, // 315: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	137, // 316: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	166, // 317: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	170, // 318: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	165, // 319: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	167, // 320: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	166, // 321: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	175, // 322: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	165, // 323: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	167, // 324: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	166, // 325: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	180, // 326: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	165, // 327: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	167, // 328: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	184, // 329: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	188, // 330: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	190, // 331: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	166, // 332: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	167, // 333: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	263, // [263:334] is the sub-list for method output_type
+	192, // [192:263] is the sub-list for method input_type
+	192, // [192:192] is the sub-list for extension type_name
+	192, // [192:192] is the sub-list for extension extendee
+	0,   // [0:192] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -16631,20 +17044,24 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[117].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[131].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[134].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[118].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[121].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[135].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[143].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[160].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[182].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[138].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[139].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[147].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[164].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[186].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[190].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   193,
+			NumMessages:   197,
 			NumExtensions: 0,
 			NumServices:   14,
 		},
