@@ -334,6 +334,28 @@ test("the plan is that of the newest block", async (t) => {
   g.send(event(2, "block_start", { block: { id: "t2", kind: "todo", todos: [{ content: "b", status: "in_progress" }] } }));
   await paintUntil(() => view.last.blockId === "t2");
   assert.deepEqual(view.last.items, [{ content: "b", status: "in_progress" }]);
+  g.send(event(3, "block_start", { block: { id: "p", kind: "plan", plan: { items: [{ id: "1", content: "c", status: "pending", priority: "high" }] } } }), event(4, "block_start", { block: { id: "s", kind: "step", step: { id: "1", title: "c", status: "running" } } }));
+  await paintUntil(() => view.last.steps.length === 1);
+  assert.deepEqual(view.last, { items: [{ id: "1", content: "c", status: "pending", priority: "high" }], steps: [{ id: "1", title: "c", status: "running" }], blockId: "p" });
+});
+
+test("a plan whose block was not read yet is shown, and stays at its place", async (t) => {
+  const pages = { "": { blocks: [block("z", "assistant_text", { content: "end" })], tip: 9, next: "p" } };
+  pages.p = { blocks: [block("p1", "plan", { plan: { items: [{ content: "third", status: "completed" }] } })], tip: 11 };
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/blocks": (request, response) => json(response, pages[new URL(request.url, "http://x").searchParams.get("before") ?? ""]),
+    "/api/sessions/ses_1/state": { todos: [{ conversationId: "main", items: [{ content: "first", status: "pending" }] }] },
+  });
+  const view = await renderHook(t, g.client, () => ({ ...usePlan("ses_1"), ...useMessages("ses_1") }));
+  await paintUntil(() => view.last.items[0]?.content === "first" && g.streams.size === 1);
+  g.send(event(10, "block_update", { blockId: "p1", updates: { plan: { items: [{ content: "second", status: "pending" }] } } }));
+  await paintUntil(() => view.last.items[0].content === "second");
+  g.send(event(11, "block_complete", { block: { id: "p1", kind: "plan", plan: { items: [{ content: "third", status: "completed" }] } } }));
+  await paintUntil(() => view.last.items[0].content === "third");
+  assert.deepEqual(view.last.blocks.map((b) => b.id), ["z"]);
+  await view.act(() => view.last.loadOlder());
+  await paintUntil(() => view.last.blockId === "p1");
+  assert.deepEqual(view.last.blocks.map((b) => b.id), ["p1", "z"]);
 });
 
 test("files are read again after a snapshot", async (t) => {
