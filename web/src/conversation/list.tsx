@@ -239,7 +239,7 @@ function estimateHeight(row: Row): number {
 
 /** Reports whether a row can be opened and closed. */
 function folds(row: Row): boolean {
-  return row.type === "tool" || row.type === "result" || row.type === "subagent" || (row.type === "block" && row.block.kind === "thinking");
+  return row.type === "tool" || row.type === "result" || row.type === "subagent" || (row.type === "block" && /^(thinking|step|skill_load)$/.test(row.block.kind));
 }
 
 function elementOf(content: HTMLElement | null, key: string): HTMLElement | null {
@@ -400,7 +400,7 @@ function Announcements({ rows }: { rows: readonly Row[] }) {
   const finished = rows.findLast((row) => announcement(row) !== "");
   const first = useRef(finished?.key);
   return (
-    <div className="visually-hidden" aria-live="polite">
+    <div className="hidden-text" aria-live="polite">
       {finished && finished.key !== first.current && announcement(finished)}
     </div>
   );

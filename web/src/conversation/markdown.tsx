@@ -6,7 +6,7 @@ import { Code } from "./code";
 /** Deeper parts of a text are shown as they were written: a text of only ">" would otherwise nest thousands of levels. */
 const maxDepth = 12;
 /** Longer paragraphs are not searched for emphasis and links, which can take quadratic time. */
-const maxInline = 16 * 1024;
+const maxInline = 8 * 1024;
 /** Wider and longer tables are cut, with a word about it. */
 const maxColumns = 40;
 const maxTableRows = 500;

@@ -136,6 +136,6 @@ export function isFailure(row: Row): boolean {
     case "approval":
       return false;
     case "block":
-      return row.block.kind === "error" || row.block.status === "error";
+      return row.block.kind === "error" || row.block.status === "error" || (row.block.kind === "step" && row.block.step?.status === "failed");
   }
 }

@@ -1,4 +1,4 @@
-import type { Block, Part } from "@spoolhq/client";
+import type { Block, Part, PlanItem, Step } from "@spoolhq/client";
 import { memo, useEffect, useMemo, useState, type ReactNode } from "react";
 import { visible } from "../text";
 import { CopyButton } from "./code";
@@ -36,7 +36,7 @@ interface Props {
 
 /** Reports whether a row is open before anybody has opened or closed it: failures are. */
 export function opensByItself(row: Row): boolean {
-  return row.type === "subagent" ? row.open : (row.type === "tool" || row.type === "result") && isFailure(row);
+  return row.type === "subagent" ? row.open : row.type !== "turn" && isFailure(row);
 }
 
 /** A row of the conversation. It renders again only if what it shows has changed. */
@@ -196,7 +196,19 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
       );
     }
     case "todo":
-      return <Plan items={block.todos ?? []} />;
+      return <PlanList items={block.todos ?? []} />;
+    case "plan":
+      return <PlanList items={block.plan?.items ?? []} title={block.plan?.title} explanation={block.plan?.explanation} />;
+    case "step":
+      return block.step ? <StepLine step={block.step} open={open} toggle={toggle} /> : null;
+    case "skill_load":
+      return (
+        <Fold icon={<Icon name="skill" />} name="Skill loaded" argument={block.skill?.name ?? ""} open={open} toggle={toggle}>
+          <p className="fold-note">
+            <bdi>{visible([block.skill?.path, block.skill?.version && `version ${block.skill.version}`].filter(Boolean).join(", ") || "its version and path are not known")}</bdi>
+          </p>
+        </Fold>
+      );
     case "system":
       return (
         <p className="system-line">
@@ -234,17 +246,10 @@ function MessagePart({ part }: { part: Part }) {
   return <img className="message-image" src={`data:${part.mediaType};base64,${part.data}`} alt="Attached image" loading="lazy" />;
 }
 
-/** An item of a plan or of a list of tasks. */
-export interface PlanItem {
-  content: string;
-  status: string;
-  priority?: string;
-}
-
 const planStatus = new Map<string, Status>(Object.entries({ completed: "done", in_progress: "running", running: "running", failed: "failed", cancelled: "cancelled", skipped: "cancelled" }));
 
 /** A plan or a list of tasks. */
-export function Plan({ items, title, explanation }: { items: readonly PlanItem[]; title?: string; explanation?: string }) {
+function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; title?: string; explanation?: string }) {
   const done = items.filter((item) => item.status === "completed").length;
   return (
     <section className="plan" aria-label="Plan">
@@ -270,8 +275,22 @@ export function Plan({ items, title, explanation }: { items: readonly PlanItem[]
   );
 }
 
+const stepStatus: Record<Step["status"], Status> = { pending: "waiting", blocked: "waiting", ready: "waiting", running: "running", completed: "done", failed: "failed", skipped: "cancelled" };
+
+/** A step of a plan that is being executed. */
+function StepLine({ step, open, toggle }: { step: Step; open: boolean; toggle: () => void }) {
+  const ms = step.startedAt && step.endedAt ? Date.parse(step.endedAt) - Date.parse(step.startedAt) : undefined;
+  return (
+    <Fold icon={<Icon name="plan" />} name="Step" argument={step.title} open={open} toggle={toggle} meta={<Duration ms={ms} />} status={stepStatus[step.status]} word={step.status}>
+      {step.dependsOn && <p className="fold-note">after {visible(step.dependsOn.join(", "))}</p>}
+      {step.result && <Output text={step.result} />}
+      {step.errorMessage && <Failure code={step.errorCode} message={step.errorMessage} />}
+    </Fold>
+  );
+}
+
 /** An error: what happened, what to do, its code and where the code is described. */
-export function Failure({ code, message }: { code?: string; message?: string }) {
+function Failure({ code, message }: { code?: string; message?: string }) {
   const [remedy, setRemedy] = useState<string>();
   useEffect(() => {
     let mounted = true;

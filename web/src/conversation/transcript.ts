@@ -27,7 +27,12 @@ function blockMarkdown(block: Block): string {
     case "subagent":
       return `### Sub-agent: ${oneLine(block.name ?? block.subagentId ?? "")}\n\n${fenced(block.output ?? "")}`;
     case "todo":
+    case "plan":
       return `### Plan, ${count(block.todos?.length ?? 0, "item")}\n\n${(block.todos ?? []).map((item) => `- [${item.status === "completed" ? "x" : " "}] ${oneLine(item.content)}`).join("\n")}`;
+    case "step":
+      return block.step ? `### Step: ${oneLine(block.step.title)} (${block.step.status})\n\n${fenced(block.step.errorMessage ?? block.step.result ?? "")}` : "";
+    case "skill_load":
+      return quote(`Skill loaded: ${oneLine(block.skill?.name ?? "")}`);
     case "system":
       return quote(`${block.subtype ?? "system"}: ${block.message ?? ""}`);
     case "error":
