@@ -94,7 +94,10 @@ type Fields = Record<string, unknown>;
 export class BlockView {
   readonly #blocks = new Map<string, Block>(); // in the order of their first appearance
   readonly #texts = new Map<string, StreamedText>();
-  readonly #runs = new Map<string, number>(); // execution id to its index in the session
+  readonly #runs = new Map<string, number>(); // execution id to its place among the executions
+  readonly #tips = new Map<string, number>(); // block id to the seq of the last event that a page had folded into it
+  #firstRun = 0;
+  #lastRun = 0;
   #sorted: readonly Block[] | undefined;
 
   /**
@@ -103,9 +106,9 @@ export class BlockView {
    */
   apply(event: SessionEvent): string | undefined {
     if (event.type === "text_delta") return this.#applyText(event);
-    if (event.executionId && !this.#runs.has(event.executionId)) this.#runs.set(event.executionId, this.#runs.size);
+    if (event.executionId && !this.#runs.has(event.executionId)) this.#runs.set(event.executionId, this.#lastRun++);
     const id = changedBlockId(event);
-    if (!id) return undefined;
+    if (!id || event.seq <= (this.#tips.get(id) ?? 0)) return undefined;
     const previous = this.#blocks.get(id);
     const next = reduce(previous, event);
     if (!next) return undefined;
@@ -113,6 +116,36 @@ export class BlockView {
     if (next.status !== "pending") this.#texts.delete(id);
     this.#set(id, text && next.status === "pending" ? withContent(next, text.known) : next);
     return id;
+  }
+
+  /**
+   * Puts blocks of the API before the blocks that the view has: in the order of display, with the seq of the last event that
+   * is folded into them. Events up to this seq change them no more.
+   */
+  prepend(blocks: readonly Block[], tip: number): void {
+    const newer = new Map(this.#blocks);
+    this.#blocks.clear();
+    for (const block of blocks) {
+      const known = newer.get(block.id);
+      newer.delete(block.id);
+      this.replace(known && known.status !== "pending" ? known : block, tip);
+    }
+    for (const block of [...blocks].reverse()) {
+      if (block.executionId && !this.#runs.has(block.executionId)) this.#runs.set(block.executionId, --this.#firstRun);
+    }
+    for (const [id, block] of newer) this.#blocks.set(id, block);
+  }
+
+  /** Replaces a block, or adds it, with the seq of the last event that is folded into it. */
+  replace(block: Block, tip: number): void {
+    this.#tips.set(block.id, tip);
+    if (block.status === "pending" && contentOf(block)) {
+      let text = this.#texts.get(block.id);
+      if (!text) this.#texts.set(block.id, (text = new StreamedText()));
+      text.add({ offset: 0, delta: contentOf(block) });
+      block = withContent(block, text.known);
+    } else if (block.status !== "pending") this.#texts.delete(block.id);
+    this.#set(block.id, block);
   }
 
   /** Returns the blocks in the order of display: by execution, then by seq. Returns the same list until a block changes. */
