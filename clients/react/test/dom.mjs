@@ -16,7 +16,7 @@ Object.assign(globalThis, {
 
 Object.defineProperty(globalThis, "navigator", { value: window.navigator, configurable: true }); // Node 21 has one of its own
 
-const { act, createElement, StrictMode } = await import("react");
+export const { act, createElement, StrictMode } = await import("react");
 const { createRoot } = await import("react-dom/client");
 const { AgentServiceProvider } = await import("../dist/index.js");
 

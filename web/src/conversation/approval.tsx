@@ -212,11 +212,6 @@ function Decide({ request, approval, decide, sending }: DecideProps) {
           </button>
         )}
         <span className="approval-gap" />
-        {request.class && draft === undefined && (
-          <button type="button" disabled={sending} onClick={() => decide({ decision: "approve_all" })} title={visible(request.class)}>
-            Approve all: <bdi className="approval-class">{visible(request.class)}</bdi>
-          </button>
-        )}
         {draft === undefined ? (
           <button type="button" className="approval-approve" disabled={sending} onClick={() => decide({ decision: "approve" })}>
             Approve {what}
@@ -227,6 +222,11 @@ function Decide({ request, approval, decide, sending }: DecideProps) {
           </button>
         )}
       </div>
+      {request.class && draft === undefined && (
+        <button type="button" className="approval-all" disabled={sending} onClick={() => decide({ decision: "approve_all" })}>
+          Approve this and all later calls of <bdi className="approval-class">{visible(request.class)}</bdi>
+        </button>
+      )}
     </div>
   );
 }

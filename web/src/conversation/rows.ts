@@ -27,7 +27,8 @@ export interface Turn {
 /** A row of the list. depth counts the sub-agents around it; cut reports whether long fields of the block are not whole. */
 export type Row = { key: string; depth: number; executionId?: string; cut?: boolean } & (
   | { type: "block"; block: Exclude<Block, { kind: "tool_use" | "tool_result" | "subagent" }>; streaming: boolean }
-  | { type: "tool"; block: KindOf<"tool_use">; result?: KindOf<"tool_result">; resultCut?: boolean; streaming: boolean }
+  // waiting reports whether the call waits for a person.
+  | { type: "tool"; block: KindOf<"tool_use">; result?: KindOf<"tool_result">; resultCut?: boolean; streaming: boolean; waiting: boolean }
   | { type: "result"; block: KindOf<"tool_result"> }
   | { type: "subagent"; block: KindOf<"subagent">; subagent?: Subagent; open: boolean }
   | { type: "approval"; approval: Approval }
@@ -103,7 +104,7 @@ function addRows(rows: Row[], all: Conversation, blocks: readonly Block[], strea
     switch (block.kind) {
       case "tool_use": {
         const result = results.get(callKey(block));
-        rows.push({ ...common, type: "tool", block, ...(result ? { result, resultCut: all.truncatedBlockIds.has(result.id) } : {}), streaming: streaming.has(block.id) || streaming.has(result?.id ?? "") });
+        rows.push({ ...common, type: "tool", block, ...(result ? { result, resultCut: all.truncatedBlockIds.has(result.id) } : {}), streaming: streaming.has(block.id) || streaming.has(result?.id ?? ""), waiting: waiting.get(callKey(block))?.some((approval) => approval.status === "pending") ?? false });
         break;
       }
       case "tool_result":

@@ -92,8 +92,8 @@ function Duration({ ms }: { ms: number | undefined }) {
 function ToolCall({ row, open, ended, actions, toggle }: Props & { row: Extract<Row, { type: "tool" }>; toggle: () => void }) {
   const { block, result } = row;
   const summary = useMemo(() => summarize(block), [block]);
-  const status: Status = isFailure(row) ? "failed" : result && result.status !== "pending" ? "done" : ended ? "cancelled" : "running";
-  const word = status === "cancelled" ? "no result" : status;
+  const status: Status = isFailure(row) ? "failed" : result && result.status !== "pending" ? "done" : ended ? "cancelled" : row.waiting ? "waiting" : "running";
+  const word = status === "cancelled" ? "no result" : status === "waiting" ? "waits for a person" : status;
   return (
     <Fold icon={<Icon name={summary.kind} />} name={summary.name} argument={summary.argument} mono={summary.kind !== "agent" && summary.kind !== "question"} open={open} toggle={toggle} meta={<Duration ms={result?.durationMs} />} status={status} word={word}>
       <ToolInput block={block} loadWhole={loaderOf(row.cut, block, actions)} />
