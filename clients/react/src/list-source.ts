@@ -70,6 +70,17 @@ export class SessionListSource extends Source<SessionListSnapshot> {
   /** Reads the list again, from its first page. */
   readonly refresh = coalesced(() => this.#readFirst().catch((error: Error) => void (this.error = error)));
 
+  /** Adds what the first page has; the pages after it stay. */
+  readonly #readNewest = coalesced(async () => {
+    try {
+      const { sessions = [] } = await this.client.call("Sessions_ListSessions", { query: this.#query });
+      for (const row of sessions) this.#put(row);
+      this.#publish();
+    } catch (error) {
+      this.error = error as Error;
+    }
+  });
+
   /** Reads the next page. */
   readonly loadMore = coalesced(async () => {
     if (!this.#more) return;
@@ -90,7 +101,7 @@ export class SessionListSource extends Source<SessionListSnapshot> {
       const set = Object.entries(this.#query).filter(([name, value]) => value !== undefined && !viewParameters.has(name));
       if (set.some(([name, value]) => rowFilters[name]?.(row, value) === false)) this.#rows.delete(row.sessionId!);
       else if (this.#rows.has(row.sessionId!)) this.#put(row);
-      else if (set.some(([name]) => !rowFilters[name])) void this.refresh(); // only the server knows whether the list has it
+      else if (set.some(([name]) => !rowFilters[name])) void this.#readNewest(); // only the server knows whether the list has it
       else if (this.#isLoadedPlace(row)) this.#put(row);
     }
     this.#publish();
