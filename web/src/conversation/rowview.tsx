@@ -3,7 +3,7 @@ import { memo, useEffect, useMemo, useState, type ReactNode } from "react";
 import { visible } from "../text";
 import { CopyButton } from "./code";
 import { FileDiff, UnifiedDiff } from "./diffview";
-import { failuresUrl, remedyOf } from "./failures";
+import { failuresUrl, loadRemedies, remedyOf } from "./failures";
 import { count, formatCost, formatDuration } from "./format";
 import { Icon } from "./icons";
 import { LongText } from "./longtext";
@@ -282,15 +282,23 @@ function StepLine({ step, open, toggle }: { step: Step; open: boolean; toggle: (
   );
 }
 
-/** An error: what happened, what to do, its code and where the code is described. */
-function Failure({ code, message }: { code?: string; message?: string }) {
-  const [remedy, setRemedy] = useState<string>();
+/** Returns what a code means and what to do, once the page about the codes is loaded. */
+function useRemedy(code: string | undefined): string | undefined {
+  const [, setFailed] = useState<boolean>();
+  const remedy = code && remedyOf(code);
   useEffect(() => {
+    if (!code || remedy !== undefined) return;
     let mounted = true;
     // The message is enough without the page, which a browser that is offline cannot load.
-    if (code) remedyOf(code).then((text) => mounted && setRemedy(text), () => undefined);
+    void loadRemedies().then(() => mounted && setFailed(false), () => mounted && setFailed(true));
     return () => void (mounted = false);
-  }, [code]);
+  }, [code, remedy]);
+  return remedy;
+}
+
+/** An error: what happened, what to do, its code and where the code is described. */
+function Failure({ code, message }: { code?: string; message?: string }) {
+  const remedy = useRemedy(code);
   return (
     <section className="failure" aria-label="Error">
       <p className="failure-head">
