@@ -100,7 +100,7 @@ test("ApprovalCard sends changed arguments, and none that are not an object", as
 test("ApprovalCard decides nothing by a key", () => {
   const card = render(command);
   for (const key of ["Enter", " ", "a", "y"]) {
-    for (const element of [card.container.querySelector("section")!, ...card.container.querySelectorAll("textarea, pre")]) {
+    for (const element of [card.container.querySelector("[role=group]")!, ...card.container.querySelectorAll("textarea, pre")]) {
       act(() => void element.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true })));
     }
   }

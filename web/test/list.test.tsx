@@ -31,7 +31,7 @@ function render(t: { after: (run: () => void) => void }, props: Partial<Props>) 
     renderApproval: () => null,
     hasOlder: false,
     isLoading: false,
-    loadOlder: () => undefined,
+    loadOlder: () => Promise.resolve(),
     loadWhole: () => undefined,
     ...props,
   };
@@ -103,6 +103,20 @@ test("ConversationList keeps the row of a message when the log has it", (t) => {
   const before = list.row("local_1");
   list.update({ blocks: [block("blk_1", { kind: "user_message", content: "hi" })], keyOf: (b) => (b.id === "blk_1" ? "local_1" : b.id) });
   assert.equal(list.row("local_1"), before);
+});
+
+test("ConversationList requests a page of older blocks once, also if it cannot be loaded", async (t) => {
+  const pages: (() => void)[] = [];
+  const list = render(t, { blocks: call("t2", {}, "ok"), hasOlder: true, loadOlder: () => new Promise<void>((resolve) => pages.push(resolve)) });
+  const older = () => list.container.querySelector<HTMLButtonElement>(".conversation-older")!;
+  assert.equal(older().textContent, "Loading…");
+  await act(async () => pages[0]!());
+  list.update({ turns: new Map() });
+  assert.deepEqual([pages.length, older().textContent], [1, "Load older"]);
+  act(() => older().click());
+  list.update({ blocks: [...call("t1", {}, "ok"), ...call("t2", {}, "ok")] });
+  await act(async () => pages[1]!());
+  assert.equal(pages.length, 3);
 });
 
 test("ConversationList offers to load what is not whole", (t) => {

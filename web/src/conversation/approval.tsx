@@ -65,7 +65,7 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
   const open = approval.status === "pending";
   const shown = { request, approval, decide, sending };
   return (
-    <section className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
+    <div role="group" className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
       <header className="approval-head">
         <StatusMark status={statusOf(approval)} word={approval.status} />
         <h3 id={headId}>{open ? headline(approval, request) : <Outcome approval={approval} />}</h3>
@@ -81,7 +81,7 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
       ) : (
         <DecidedRequest request={request} comment={(approval.decided as { comment?: string } | undefined)?.comment} />
       )}
-    </section>
+    </div>
   );
 });
 

@@ -156,22 +156,22 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
   switch (block.kind) {
     case "user_message":
       return (
-        <section className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
+        <div role="group" className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
           {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} loadWhole={loadWhole} />}
           {block.status === "pending" && <span className="message-note">sending…</span>}
           <RowTools row={row} actions={actions} turn />
-        </section>
+        </div>
       );
     case "assistant_text": {
       const text = block.content ?? "";
       return (
-        <section className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
+        <div role="group" className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
           <LongText text={text} loadWhole={loadWhole}>
             {(part) => <Markdown text={part} streaming={row.streaming} />}
           </LongText>
           {block.status === "error" && <span className="message-note">stopped here</span>}
           {!row.streaming && <RowTools row={row} actions={actions} text={text} />}
-        </section>
+        </div>
       );
     }
     case "thinking": {
@@ -245,7 +245,7 @@ const planStatus = new Map<string, Status>(Object.entries({ completed: "done", i
 function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; title?: string; explanation?: string }) {
   const done = items.filter((item) => item.status === "completed").length;
   return (
-    <section className="plan" aria-label="Plan">
+    <div role="group" className="plan" aria-label="Plan">
       <header className="plan-head">
         <Icon name="plan" />
         <span className="plan-title">{visible(title || "Plan")}</span>
@@ -264,7 +264,7 @@ function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; t
         ))}
       </ol>
       {items.length > 200 && <p className="fold-note">{count(items.length - 200, "item")} more</p>}
-    </section>
+    </div>
   );
 }
 
@@ -300,7 +300,7 @@ function useRemedy(code: string | undefined): string | undefined {
 function Failure({ code, message }: { code?: string; message?: string }) {
   const remedy = useRemedy(code);
   return (
-    <section className="failure" aria-label="Error">
+    <div role="group" className="failure" aria-label="Error">
       <p className="failure-head">
         <StatusMark status="failed" word="error" />
         <bdi className="failure-message">
@@ -317,7 +317,7 @@ function Failure({ code, message }: { code?: string; message?: string }) {
           {visible(code)}
         </a>
       )}
-    </section>
+    </div>
   );
 }
 
