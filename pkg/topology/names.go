@@ -168,6 +168,8 @@ const (
 	BucketSignInSessions = "signin-sessions"
 	// BucketBudgets is the key-value bucket of tenants' limits, budgets and usage.
 	BucketBudgets = "budgets"
+	// BucketWaits is the key-value bucket of the reasons for which executions wait, as executors report them.
+	BucketWaits = "waits"
 )
 
 // maxTokenLength is the maximum length of a name that an operator uses in a subject, a key or a durable's name.

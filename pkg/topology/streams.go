@@ -22,6 +22,10 @@ const (
 	// credential in all, and of a session cookie without a request.
 	SignInCodeTTL    = time.Minute
 	SignInSessionTTL = 8 * time.Hour
+	// WaitTTL is the time after which the reason of a wait expires that no executor has written again. It is twice
+	// WaitRefreshInterval, at which an executor writes the reasons of its present waits again.
+	WaitTTL             = 2 * WaitRefreshInterval
+	WaitRefreshInterval = 15 * time.Second
 
 	// CommandsMaxMsgs and CommandsMaxBytes limit the waiting commands. Above the limits a new command is refused,
 	// which its sender notices; no older command is dropped.
@@ -205,7 +209,7 @@ func KeyValueBuckets() []KeyValueBucket {
 				// A bucket in memory would lose every lease when the server restarts.
 				TTL: LeaseTTL, Storage: jetstream.FileStorage, History: 1,
 			},
-			Keys: "<executor>", Writes: "executor, every second", Reads: "session, executor",
+			Keys: "<executor>", Writes: "executor, every second", Reads: "session, executor, gateway",
 		},
 		{
 			Config: jetstream.KeyValueConfig{
@@ -239,6 +243,14 @@ func KeyValueBuckets() []KeyValueBucket {
 				Bucket: BucketBudgets, Description: "Limits and budgets of tenants, and their usage.", Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<tenant>, and _positions: how far the log is counted", Writes: "session", Reads: "session, executor, gateway, janitor",
+		},
+		{
+			Config: jetstream.KeyValueConfig{
+				Bucket: BucketWaits, Description: "Why executions wait: the reason, since when, and details.",
+				// Executors write lost entries again, so the bucket needs no disk, which may be the reason of the wait.
+				TTL: WaitTTL, Storage: jetstream.MemoryStorage, History: 1,
+			},
+			Keys: "<execution>", Writes: "executor, about every 15 s while an execution waits", Reads: "executor, gateway",
 		},
 	}
 }

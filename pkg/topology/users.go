@@ -49,6 +49,8 @@ func gatewayUser() User {
 			writeObjectsPermissions(BucketSkills), keyValuePermissions(BucketSecrets), []string{"$KV." + BucketSecrets + ".>"},
 			// The limits of tenants, and whether the services know a new budget.
 			keyValuePermissions(BucketBudgets),
+			// Why an execution waits, and whether an executor for it is alive.
+			getPermissions("KV_"+BucketWaits), getPermissions("KV_"+BucketLeases),
 			// Operators read dead letters; commands retry or drop them.
 			getPermissions(StreamDead),
 			// Events that are in the log and not yet in the read models.
@@ -96,6 +98,8 @@ func executorUser() User {
 			[]string{inboxFilter(UserExecutor), FilesResponseSubject("*")},
 			readLogPermissions(), writePayloadsPermissions(), writeObjectsPermissions(BucketWorkspaces), keyValuePermissions(BucketLeases), []string{"$KV." + BucketLeases + ".>"},
 			readObjectsPermissions(BucketSkills), keyValuePermissions(BucketSecrets), keyValuePermissions(BucketBudgets),
+			// The reasons of waits.
+			getPermissions("KV_"+BucketWaits), []string{"$KV." + BucketWaits + ".*"},
 			// A durable for an engine has the engine's name, which is not known here.
 			durablePermissions(StreamJobs, "*", "job.*.any"), durablePermissions(StreamJobs, "*", "job.*.on.*"),
 			// The deltas of blocks whose sandbox was lost.

@@ -130,6 +130,10 @@ func checkPublish(t *testing.T, ns *server.Server) {
 		topology.DeadSubject("session"):                                                 {topology.UserSession, topology.UserExecutor, topology.UserProjector, topology.UserSkills},
 		"$KV." + topology.BucketLeases + ".x":                                           {topology.UserExecutor},
 		"$KV." + topology.BucketIdempotency + ".default.x":                              {topology.UserGateway},
+		"$KV." + topology.BucketWaits + ".exe":                                          {topology.UserExecutor},
+		"$JS.API.DIRECT.GET.KV_" + topology.BucketWaits + ".$KV.waits.exe":              {topology.UserExecutor, topology.UserGateway},
+		"$JS.API.CONSUMER.CREATE.KV_" + topology.BucketWaits + ".x":                     {topology.UserGate},
+		"$JS.API.STREAM.MSG.GET.KV_" + topology.BucketLeases:                            {topology.UserSession, topology.UserExecutor, topology.UserGateway},
 		"$O." + topology.BucketPayloads + ".C.x":                                        {topology.UserSession, topology.UserExecutor, topology.UserSkills},
 		"$JS.API.STREAM.PURGE.EVENTS-0":                                                 {},
 		"$JS.API.STREAM.MSG.DELETE.EVENTS-0":                                            {topology.UserJanitor},
@@ -323,6 +327,14 @@ func checkWork(t *testing.T, ns *server.Server) {
 	if !slices.Equal(keys, []string{"xtr"}) {
 		t.Errorf("leases are %v", keys)
 	}
+	waits, err := exec.KeyValue(ctx, topology.BucketWaits)
+	must("executor opens waits", err)
+	_, err = waits.Put(ctx, "exe", []byte("1"))
+	must("executor writes the reason of a wait", err)
+	waits, err = gateway.KeyValue(ctx, topology.BucketWaits)
+	must("gateway opens waits", err)
+	_, err = waits.Get(ctx, "exe")
+	must("gateway reads the reason of a wait", err)
 	objects, err := exec.ObjectStore(ctx, topology.BucketPayloads)
 	must("executor opens payloads", err)
 	_, err = objects.PutBytes(ctx, "digest", bytes.Repeat([]byte("x"), 1<<18))

@@ -29,12 +29,14 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/waiting"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/frames"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/metering"
 	"github.com/spoolhq/spool/services/executor/internal/references"
 	"github.com/spoolhq/spool/services/executor/internal/skills"
+	"github.com/spoolhq/spool/services/executor/internal/waits"
 	"github.com/spoolhq/spool/services/executor/internal/worker"
 	"github.com/spoolhq/spool/services/executor/internal/workspaces"
 )
@@ -65,6 +67,7 @@ type Executor struct {
 	leases  *lease.Keeper
 	budgets *budget.Watch
 	room    *storage.Watch
+	waits   *waits.Recorder
 	frames  *frames.Publisher
 	worker  *worker.Worker
 	store   *workspaces.Store // nil if Deps has one
@@ -155,6 +158,7 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 	e.cfg, e.id, e.deps = cfg, id, deps
 	e.budgets = budget.NewWatch(e.js, deps.Logger)
 	e.room = storage.NewWatch(storage.Config{JetStream: e.js, Reserve: cfg.StoreReserve, Logger: deps.Logger})
+	e.waits = waits.New(waits.Config{Bucket: waiting.NewBucket(e.js), Now: deps.Now, Logger: deps.Logger})
 	if e.store != nil {
 		e.store.CheckRoom(e.room)
 	}
@@ -169,7 +173,7 @@ func newExecutor(cfg Config, deps Deps) (*Executor, error) {
 		Output: cfg.outputLimits(), SessionOutput: cfg.sessionOutputLimits(), Pace: cfg.outputPace(),
 		EngineGone: cfg.EngineGone, Agent: cfg.agentLaunch, Pool: pool, PoolEvery: cfg.PoolEvery, Registries: cfg.installRegistries(), Rate: cfg.sandboxRate(), SandboxLife: cfg.sandboxLife(),
 	}, worker.Deps{
-		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Metrics: deps.Metrics,
+		Workspaces: deps.Workspaces, Egress: deps.Egress, Skills: deps.Skills, Secrets: deps.Secrets, Budgets: e.budgets, Room: e.room, Waits: e.waits, Metrics: deps.Metrics,
 		Sessions: eventlog.Sessions{Log: deps.Log}, Sandbox: deps.Provider, Leases: e.leases,
 		Jobs: e.publisher, Deltas: e.frames, Logger: deps.Logger, Now: deps.Now,
 	})
@@ -227,6 +231,7 @@ func (e *Executor) Run(ctx context.Context) error {
 	all.Go(func() error { return e.deps.Clock.Run(work) })
 	all.Go(func() error { return e.budgets.Run(work) })
 	all.Go(func() error { return e.room.Run(work) })
+	all.Go(func() error { e.waits.Run(work); return nil })
 	all.Go(func() error { e.worker.WatchControls(work); return nil })
 	all.Go(func() error { e.worker.RunAgents(work, e.cfg.WarmEvery); return nil })
 	all.Go(func() error { e.worker.RunSweeps(work, e.cfg.SweepEvery); return nil })

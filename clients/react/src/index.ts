@@ -14,7 +14,6 @@ export {
   usePlan,
   useSubagents,
   useUsage,
-  type PlanItem,
   type Subagent,
   type SubagentStatus,
   type UseAgentSession,

@@ -1,7 +1,7 @@
-import type { Block, CallParams, Part, Schemas, SessionEvent } from "@spoolhq/client";
+import type { Block, CallParams, Part, PlanItem, Schemas, SessionEvent, Step } from "@spoolhq/client";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { useClient } from "./provider.js";
-import { noBlocks, type ConversationMetadata, type MessageOptions, type SessionSource } from "./session-source.js";
+import { hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSource } from "./session-source.js";
 import type { Connection } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
 
@@ -217,31 +217,30 @@ export function useExecution(id: string | undefined): UseExecution {
   };
 }
 
-/** One item of a plan. */
-export interface PlanItem {
-  id?: string;
-  content: string;
-  status: string;
-  priority?: string;
-}
-
 export interface UsePlan {
   items: readonly PlanItem[];
   /** The steps of a plan that is being executed. */
-  steps: readonly Block[];
-  /** The block that has the plan. */
+  steps: readonly Step[];
+  /** The block that has the plan; undefined if there is none, or if it is before the blocks that were read. */
   blockId: string | undefined;
 }
 
 /** The present plan of the session's main conversation. */
 export function usePlan(id: string | undefined): UsePlan {
-  const { blocks } = useSessionPart(useSessionSource(id), (s) => s.conversations.get("main") ?? noBlocks);
+  const source = useSessionSource(id);
+  const { blocks } = useSessionPart(source, (s) => s.conversations.get("main") ?? noBlocks);
+  const earlier = useSessionPart(source, (s) => s.earlierPlan);
+  const isComplete = useSessionPart(source, (s) => s.isLoading || !s.hasOlder);
+  const plan = useMemo(() => blocks.findLast(hasPlan), [blocks]);
+  const isMissing = !plan && !isComplete;
+  useEffect(() => void (isMissing && source?.readPlan()), [source, isMissing]);
   return useMemo(() => {
-    const kindOf = (block: Block): string => block.kind; // plan and step are newer than the types
-    const plan = blocks.findLast((b) => kindOf(b) === "plan" || kindOf(b) === "todo") as (Block & { items?: PlanItem[]; todos?: PlanItem[] }) | undefined;
-    return { items: plan?.items ?? plan?.todos ?? [], steps: blocks.filter((b) => kindOf(b) === "step"), blockId: plan?.id };
-  }, [blocks]);
+    const steps = blocks.flatMap((b) => (b.kind === "step" && b.step ? [b.step] : []));
+    return { items: plan ? planItems(plan) : (earlier ?? noItems), steps, blockId: plan?.id };
+  }, [blocks, plan, earlier]);
 }
+
+const noItems: readonly PlanItem[] = [];
 
 export interface UseUsage {
   /** The sums over the session's executions. */

@@ -1,4 +1,4 @@
-import { BlockView, SpoolError, isTerminal, type Block, type CallParams, type Part, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
+import { BlockView, SpoolError, isTerminal, type Block, type CallParams, type Part, type PlanItem, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
 import { Source, coalesced, idleConnection, type SourceSnapshot } from "./source.js";
 
 /** The blocks of a conversation. */
@@ -27,6 +27,8 @@ export interface SessionSnapshot extends SourceSnapshot {
   metadata: ConversationMetadata | undefined;
   events: readonly SessionEvent[];
   truncatedBlockIds: ReadonlySet<string>;
+  /** The plan of the main conversation, if its block is before the blocks that were read. */
+  earlierPlan: readonly PlanItem[] | undefined;
 }
 
 /** The options of a message besides its content. */
@@ -48,6 +50,7 @@ export const idleSession: SessionSnapshot = {
   metadata: undefined,
   events: [],
   truncatedBlockIds: new Set(),
+  earlierPlan: undefined,
 };
 
 const pageSize = 50;
@@ -59,6 +62,14 @@ const maxWaiting = 10_000; // events that were received and not taken in
 const changesDetails = /^(session_|execution_|message_accepted|attempt_failed|approval_|sandbox_(?!usage|health)|workspace_synced)/;
 const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
 const streamedKinds = new Set<string>(["assistant_text", "thinking", "tool_use"]);
+
+type PlanBlock = Extract<Block, { kind: "plan" | "todo" }>;
+
+/** Reports whether a block has the plan of its conversation. Logs of earlier servers have it in blocks of kind todo. */
+export const hasPlan = (block: Block): block is PlanBlock => block.kind === "plan" || block.kind === "todo";
+
+/** Returns the items of a plan. */
+export const planItems = (block: PlanBlock): readonly PlanItem[] => ("plan" in block ? block.plan?.items : block.todos) ?? [];
 
 /** A user message that is not in the log yet. */
 interface OptimisticMessage {
@@ -209,7 +220,9 @@ export class SessionSource extends Source<SessionSnapshot> {
     const blockId = event.data?.blockId ?? event.data?.block?.id;
     const conversation = this.#conversationOf.get(blockId) ?? event.conversationId ?? "main";
     const view = this.#view(conversation);
-    const changed = view.apply(event);
+    const plan = conversation === "main" && this.#older !== undefined && !view.get(blockId) && planOf(event);
+    if (plan) this.#changes.earlierPlan = plan;
+    const changed = plan ? undefined : view.apply(event);
     if (changed) {
       this.#conversationOf.set(changed, conversation);
       this.#touched.add(conversation);
@@ -290,8 +303,17 @@ export class SessionSource extends Source<SessionSnapshot> {
     return block;
   };
 
-  /** Reads session and executions again. */
-  readonly readDetails = (): Promise<void> => this.#readDetails();
+  /** Reads the plan of the main conversation, whose block is before the blocks that were read. */
+  readonly readPlan = coalesced(async () => {
+    if (this.getSnapshot().earlierPlan) return;
+    try {
+      const { todos = [] } = await this.client.call("Sessions_GetSessionState", { path: { session_id: this.id }, query: { pageSize: 1 } });
+      const items = todos.find((list) => list.conversationId === "main")?.items ?? [];
+      if (!this.#changes.earlierPlan) this.#set({ earlierPlan: items as PlanItem[] });
+    } catch (error) {
+      this.#failedRead(error);
+    }
+  });
 
   readonly #readDetails = coalesced(async () => {
     try {
@@ -401,6 +423,12 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#events = [];
     this.#set({ events: this.#events });
   };
+}
+
+/** Returns the plan of an event that changes or completes a plan. */
+function planOf({ type, data }: SessionEvent): readonly PlanItem[] | undefined {
+  if (type === "block_update") return data?.updates?.plan?.items ?? data?.updates?.todos;
+  return type === "block_complete" && data?.block && hasPlan(data.block) ? planItems(data.block) : undefined;
 }
 
 const sources = new WeakMap<SpoolClient, Map<string, SessionSource>>();

@@ -16,7 +16,7 @@ Object.assign(globalThis, {
 
 Object.defineProperty(globalThis, "navigator", { value: window.navigator, configurable: true }); // Node 21 has one of its own
 
-const { act, createElement, StrictMode } = await import("react");
+export const { act, createElement, StrictMode } = await import("react");
 const { createRoot } = await import("react-dom/client");
 const { AgentServiceProvider } = await import("../dist/index.js");
 
@@ -28,11 +28,14 @@ export async function paint() {
   return now.length;
 }
 
+/** Lets sockets and timers that are due run. */
+export const settle = () => act(() => new Promise((resolve) => setImmediate(resolve)));
+
 /** Paints until the condition holds. */
 export async function paintUntil(condition) {
   while (!condition()) {
     await paint();
-    await act(() => new Promise((resolve) => setImmediate(resolve)));
+    await settle();
   }
 }
 
@@ -52,5 +55,5 @@ export async function renderHook(t, client, hook, { strict = false } = {}) {
   const unmount = () => act(async () => root.unmount());
   t.after(unmount);
   await render();
-  return { seen, render, unmount, get last() { return seen[seen.length - 1]; } };
+  return { seen, render, unmount, act, get last() { return seen[seen.length - 1]; } };
 }

@@ -280,8 +280,8 @@ func (t *Turn) Emit(conversation string, p events.Payload) {
 	t.flushAndJournalLine(p.EventType(), conversation, p)
 }
 
-// End ends the turn. Blocks that are still open are finished with status error and the text so far, plans with status complete, and open
-// requests are retracted. What comes after the first call of End goes to TurnConfig.Idle.
+// End ends the turn. Blocks that are still open are finished with status error and the text so far (see AbortBlocks), and open requests are
+// retracted. What comes after the first call of End goes to TurnConfig.Idle.
 func (t *Turn) End(e runner.TurnEnd) {
 	t.mu.Lock()
 	replies := t.finishTurn(e)
@@ -322,8 +322,8 @@ func (t *Turn) finishTurn(e runner.TurnEnd) (replies []func()) {
 	return replies
 }
 
-// AbortBlocks finishes the blocks that are still open with status error and the text so far. A plan is whole at any time: its block gets
-// status complete.
+// AbortBlocks finishes the blocks that are still open with status error and the text so far. A plan and a loaded skill are whole at any time:
+// their blocks get status complete.
 func (t *Turn) AbortBlocks() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -334,7 +334,7 @@ func (t *Turn) AbortBlocks() {
 func (t *Turn) finishOpenBlocks() {
 	for len(t.open) > 0 {
 		status := events.StatusError
-		if t.open[0].block.Kind == events.KindPlan {
+		if kind := t.open[0].block.Kind; kind == events.KindPlan || kind == events.KindSkillLoad {
 			status = events.StatusComplete
 		}
 		t.finishBlock(t.open[0], status, nil)

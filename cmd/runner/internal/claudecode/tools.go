@@ -84,6 +84,7 @@ func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
 			t.AddBlock(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
 		default:
+			s.completeSkillLoad(c.id, p.Text, t)
 			journalLogf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
 		}
 	}
@@ -118,7 +119,7 @@ func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn
 	})
 	if known != nil && !p.IsError {
 		s.journalPlan(c.id, *known, p.structured, t)
-		s.journalSkillLoad(c.id, p.ToolUseID, *known, t)
+		s.beginSkillLoad(c.id, p.ToolUseID, *known, t)
 	}
 }
 
@@ -172,12 +173,5 @@ func (s *session) updateTask(a toolArguments) {
 	}
 	if a.Subject != "" {
 		task.Content = a.Subject
-	}
-}
-
-// journalSkillLoad journals the skill that a successful call of a conversation has loaded, if the tool is Skill.
-func (s *session) journalSkillLoad(conversation, callID string, c runningCall, t *agent.Turn) {
-	if name := parseToolArguments(c.input).Skill; c.name == "Skill" && name != "" {
-		t.AddBlock(conversation, events.Block{Kind: events.KindSkillLoad, ToolUseID: callID, Skill: &events.LoadedSkill{Name: name}})
 	}
 }

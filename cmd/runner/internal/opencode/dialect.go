@@ -66,7 +66,8 @@ type todoEntry struct {
 // callOutput holds the fields of a tool call's output that the adapter reads.
 type callOutput struct {
 	Metadata struct {
-		Exit *int `json:"exit"` // bash
+		Exit *int   `json:"exit"` // bash
+		Dir  string `json:"dir"`  // skill
 	} `json:"metadata"`
 	Output string `json:"output"`
 }
@@ -105,7 +106,7 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 		}
 	case "skill":
 		if in.Skill != "" {
-			known.Skill = &events.LoadedSkill{Name: in.Skill}
+			known.Skill = &events.LoadedSkill{Name: in.Skill, Path: out.Metadata.Dir}
 		}
 	}
 	return &known

@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/storage"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/waiting"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
@@ -53,6 +54,16 @@ type SandboxChecker interface {
 	CheckUnused(ctx context.Context, l *eventlog.SessionState) error
 }
 
+// WaitRecorder records the waits of executions.
+type WaitRecorder interface {
+	// Record records that an execution waits. It must be called again while the wait lasts.
+	Record(e waiting.Entry)
+	// Begin records that an execution waits, until End is called.
+	Begin(e waiting.Entry)
+	// End records that an execution no longer waits.
+	End(execution string)
+}
+
 // Config configures a Controller. Every field is required except Budgets and Room.
 type Config struct {
 	Executor string // id of this executor
@@ -69,6 +80,7 @@ type Config struct {
 	Budgets  Budgets        // nil: no tenant has budgets or limits of its own
 	Room     *storage.Watch // nil: the store of NATS is never full
 	Idle     SandboxChecker
+	Waits    WaitRecorder
 	Sandbox  sandbox.Provider
 	Dialer   *agents.Dialer
 	Logger   *slog.Logger
@@ -78,8 +90,9 @@ type Config struct {
 // A Controller decides whether this executor may start or continue an execution now. It is safe for concurrent use.
 type Controller struct {
 	Config
-	slots *permits.Limiter
-	ends  turnEnds
+	slots    *permits.Limiter
+	ends     turnEnds
+	refusals tenantRefusals
 }
 
 // New returns a Controller.
@@ -96,17 +109,28 @@ const (
 	tenantSlotRetryDelay = 20 * time.Millisecond
 )
 
-var (
-	// errTenantSlots is returned when the tenant runs its maximum number of executions, over all executors.
-	errTenantSlots = errors.New("the tenant runs its maximum number of executions")
-	// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again later, and
-	// meanwhile the execution has no slot.
-	errNotDue = errors.New("the next attempt is not due yet")
-)
+// errNotDue is returned for an execution whose next attempt is not due yet. Its job is delivered again later, and meanwhile the
+// execution has no slot.
+var errNotDue = errors.New("the next attempt is not due yet")
+
+// A tenantSlotsError is returned when the tenant runs its maximum number of executions, over all executors.
+type tenantSlotsError struct{ limit, running int }
+
+func (e *tenantSlotsError) Error() string {
+	return fmt.Sprintf("the tenant runs %d executions, and its limit is %d", e.running, e.limit)
+}
 
 // CheckClaim returns nil if this executor may claim the active execution of a session now. It returns a *BudgetError if the execution must
 // end because a budget is used up. Any other error contains the delay after which the job is to be delivered again.
 func (c *Controller) CheckClaim(ctx context.Context, l *eventlog.SessionState) error {
+	began := c.Now()
+	err := c.checkClaim(ctx, l)
+	c.recordRefusal(l, began, err)
+	return err
+}
+
+// checkClaim is CheckClaim without the record of the wait.
+func (c *Controller) checkClaim(ctx context.Context, l *eventlog.SessionState) error {
 	if err := c.CheckDue(l); err != nil {
 		return err
 	}
@@ -162,10 +186,16 @@ func (c *Controller) acquireSlot(ctx context.Context, l *eventlog.SessionState) 
 			c.Leases.Renew(ctx)
 		}
 	}
-	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && (errors.Is(err, permits.ErrNoPermit) || errors.Is(err, permits.ErrQueueFull) || errors.Is(err, errTenantSlots)) && c.isAlreadyRunning(ctx, l) {
+	if claimed && r.Phase == run.Starting && attachable && r.NotBefore.IsZero() && isWithoutSlot(err) && c.isAlreadyRunning(ctx, l) {
 		return nil, nil
 	}
 	return release, err
+}
+
+// isWithoutSlot reports whether an error means that no slot is free, or that the tenant may not have another one.
+func isWithoutSlot(err error) bool {
+	var tenantSlots *tenantSlotsError
+	return errors.Is(err, permits.ErrNoPermit) || errors.Is(err, permits.ErrQueueFull) || errors.As(err, &tenantSlots)
 }
 
 // tenantSlotLimit returns the maximum number of concurrent executions of a tenant, over all executors; 0 is no limit.
@@ -203,7 +233,7 @@ func (c *Controller) localExecutionLimit(tenant string) int {
 func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error {
 	if c.Budgets != nil {
 		if _, err := c.Budgets.Get(ctx, tenant); err != nil { // the limits are not known yet after a start
-			return bus.RetryAfter(err, claimRetryDelay)
+			return bus.RetryAfter(fmt.Errorf("%w: %w", errLimitsUnknown, err), claimRetryDelay)
 		}
 	}
 	most := c.tenantSlotLimit(tenant)
@@ -218,7 +248,9 @@ func (c *Controller) checkTenantSlots(ctx context.Context, tenant string) error 
 	}
 	if n > most {
 		c.slots.RefuseTenant(tenant)
-		return bus.RetryAfter(errTenantSlots, tenantSlotRetryDelay)
+		refusal := &tenantSlotsError{limit: most, running: n - 1}
+		c.refusals.add(tenant, refusal, c.Now())
+		return bus.RetryAfter(refusal, tenantSlotRetryDelay)
 	}
 	return nil
 }

@@ -17,11 +17,13 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/waiting"
 	"github.com/spoolhq/spool/services/executor/internal/admission"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/agents/agentstest"
 	"github.com/spoolhq/spool/services/executor/internal/lease"
 	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/services/executor/internal/waits"
 )
 
 // leases answers for other executors.
@@ -72,7 +74,7 @@ func (l limits) Limits(string) events.TenantLimits                          { re
 func newController(change func(*admission.Config)) *admission.Controller {
 	log, e := slog.New(slog.DiscardHandler), &engine{}
 	cfg := admission.Config{
-		Executor: "xtr_me", Provider: "fake", Engine: "here", Slots: 1, Leases: &leases{}, Idle: unused{}, Sandbox: e, Logger: log, Now: time.Now,
+		Executor: "xtr_me", Provider: "fake", Engine: "here", Slots: 1, Leases: &leases{}, Idle: unused{}, Waits: (*waits.Recorder)(nil), Sandbox: e, Logger: log, Now: time.Now,
 	}
 	if change != nil {
 		change(&cfg)
@@ -232,11 +234,11 @@ func TestAcquireBlocking_TenantSlots(t *testing.T) {
 		l.running = 3
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := s.AcquireBlocking(ctx); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.RunningByTenant()) > 0 {
+		if _, err := s.AcquireBlocking(ctx, waiting.Entry{}); !errors.Is(err, context.DeadlineExceeded) || l.renewed == 0 || len(c.RunningByTenant()) > 0 {
 			t.Errorf("over the limit: %v; renewed %d times, working %v", err, l.renewed, c.RunningByTenant())
 		}
 		l.running = 2
-		release, err := s.AcquireBlocking(t.Context())
+		release, err := s.AcquireBlocking(t.Context(), waiting.Entry{})
 		if err != nil {
 			t.Fatal(err)
 		}

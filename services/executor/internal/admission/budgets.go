@@ -17,8 +17,12 @@ import (
 // maxUsageWait is the maximum time for which a job waits until its tenant's usage is counted. Afterwards the job is delivered again.
 const maxUsageWait = time.Second
 
-// errUsageUnknown is returned while the session service has not counted the usage of turns that have ended.
-var errUsageUnknown = errors.New("the usage of the tenant's last turns is not counted yet")
+var (
+	// errUsageUnknown is returned while the session service has not counted the usage of turns that have ended.
+	errUsageUnknown = errors.New("the usage of the tenant's last turns is not counted yet")
+	// errLimitsUnknown is returned while the executor has not read the budgets and limits of tenants.
+	errLimitsUnknown = errors.New("the budgets and limits of the tenant are not known yet")
+)
 
 // A BudgetError is returned for an execution that must not start, because a budget or the tenant's limit of events is used up. Failed is
 // the execution's terminal event.
@@ -47,7 +51,7 @@ func (c *Controller) countedUsage(ctx context.Context, l *eventlog.SessionState)
 	}
 	t, err := c.Budgets.Get(ctx, l.Tenant)
 	if err != nil {
-		return budget.Tenant{}, bus.RetryAfter(err, claimRetryDelay)
+		return budget.Tenant{}, bus.RetryAfter(fmt.Errorf("%w: %w", errLimitsUnknown, err), claimRetryDelay)
 	}
 	if t.HasLimitedUsage() && !t.HasCounted(c.usagePositions(l)) {
 		return budget.Tenant{}, bus.RetryAfter(fmt.Errorf("tenant %s: %w", l.Tenant, errUsageUnknown), tenantSlotRetryDelay)

@@ -5,27 +5,28 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/eventlog"
-	"github.com/spoolhq/spool/services/executor/internal/permits"
+	"github.com/spoolhq/spool/pkg/waiting"
 )
 
 // A Slot is the permit of a turn to start an agent. Only the turn's goroutine uses it.
 type Slot struct {
-	slots    *permits.Limiter
-	check    func(ctx context.Context, tenant string) error // returns an error if the tenant runs too many executions over all executors
-	renew    func(ctx context.Context)                      // publishes the number of running executions at once
-	tenant   string
-	release  func() // nil while the turn only follows an agent that runs already
-	endCount func() // ends the count of a turn without a slot; nil if it began with one
+	controller *Controller
+	tenant     string
+	release    func() // nil while the turn only follows an agent that runs already
+	endCount   func() // ends the count of a turn without a slot; nil if it began with one
 }
 
 // AcquireSlot blocks until the active execution of a session has a slot. It returns a Slot that is not held if the execution needs no slot
 // now. The caller must close the Slot.
 func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.SessionState) (*Slot, error) {
+	began := c.Now()
 	release, err := c.acquireSlot(ctx, l)
 	if err != nil {
+		c.recordRefusal(l, began, err)
 		return nil, err
 	}
-	s := &Slot{slots: c.slots, check: c.checkTenantSlots, renew: c.Leases.Renew, tenant: l.Tenant, release: release}
+	c.Waits.End(l.Life.Active.ExecutionID)
+	s := &Slot{controller: c, tenant: l.Tenant, release: release}
 	if release == nil {
 		s.endCount = c.slots.CountWork(l.Tenant)
 	}
@@ -36,7 +37,7 @@ func (c *Controller) AcquireSlot(ctx context.Context, l *eventlog.SessionState) 
 // tenant's limits apply to the turn as to a new execution: its job has to be admitted again.
 func (s *Slot) TryAcquire() bool {
 	if s.release == nil && s.endCount != nil {
-		s.release, _ = s.slots.TryAcquire(s.tenant)
+		s.release, _ = s.controller.slots.TryAcquire(s.tenant)
 	}
 	return s.release != nil
 }
@@ -55,19 +56,25 @@ func (s *Slot) Close() {
 	s.release, s.endCount = nil, nil
 }
 
-// AcquireBlocking blocks until a permit is free for the turn and the tenant may run a further execution, or ctx ends. Unlike the other
-// methods of Slot it may be called by another goroutine. The turn's goroutine passes the returned function to SetPermit, or calls it to
-// release the permit.
-func (s *Slot) AcquireBlocking(ctx context.Context) (release func(), err error) {
+// AcquireBlocking blocks until a permit is free for the turn and the tenant may run a further execution, or ctx ends. wait is the result
+// of NewWait for the turn's execution. Unlike the other methods of Slot it may be called by another goroutine. The turn's goroutine passes
+// the returned function to SetPermit, or calls it to release the permit.
+func (s *Slot) AcquireBlocking(ctx context.Context, wait waiting.Entry) (release func(), err error) {
+	c := s.controller
+	defer c.Waits.End(wait.Execution)
+	c.Waits.Begin(c.describeNoSlot(wait, s.tenant))
 	for {
-		if release, err = s.slots.AcquireBlocking(ctx, s.tenant); err != nil {
+		if release, err = c.slots.AcquireBlocking(ctx, s.tenant); err != nil {
 			return nil, err
 		}
-		if err = s.check(ctx, s.tenant); err == nil {
+		if err = c.checkTenantSlots(ctx, s.tenant); err == nil {
 			return release, nil
 		}
 		release()
-		s.renew(ctx)
+		c.Leases.Renew(ctx)
+		if e, known := c.describeRefusal(wait, s.tenant, err); known {
+			c.Waits.Begin(e)
+		}
 		timer := time.NewTimer(tenantSlotRetryDelay)
 		select {
 		case <-timer.C:

@@ -149,6 +149,15 @@ func (l *Limiter) RefuseTenant(tenant string) {
 	})
 }
 
+// HasReachedLimit reports whether a tenant has so much work that it gets no further permit, even if one is free. It also
+// returns the amount of its work in this executor.
+func (l *Limiter) HasReachedLimit(tenant string) (work int, reached bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	work, most := l.working[tenant], l.maxOf(tenant)
+	return work, most > 0 && work >= most
+}
+
 // WorkByTenant returns the number of jobs that work in this executor, by tenant.
 func (l *Limiter) WorkByTenant() map[string]int {
 	l.mu.Lock()

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/spoolhq/spool/pkg/bus"
+	"github.com/spoolhq/spool/pkg/eventlog"
 	"github.com/spoolhq/spool/pkg/events/run"
 	"github.com/spoolhq/spool/pkg/sandbox"
+	"github.com/spoolhq/spool/pkg/waiting"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/contents"
 	"github.com/spoolhq/spool/services/executor/internal/idle"
@@ -26,6 +28,14 @@ import (
 type Registries struct {
 	Hosts  []string // entries of an allowlist
 	Routes []string // of the egress proxy
+}
+
+// WaitRecorder records the waits of executions.
+type WaitRecorder interface {
+	// Begin records that an execution waits, until End is called.
+	Begin(e waiting.Entry)
+	// End records that an execution no longer waits.
+	End(execution string)
 }
 
 // Config configures a Provisioner. Every field is required.
@@ -45,6 +55,11 @@ type Config struct {
 	Idle       *idle.Keeper
 	Contents   *contents.Manager // without a Store, workspaces stay as they are
 	OpenBlocks *openblocks.Reader
+	Waits      WaitRecorder
+
+	// NewWait returns the entry for a wait of the active execution of a session that begins now, because the tenant has its maximum
+	// number of sandboxes.
+	NewWait func(l *eventlog.SessionState) waiting.Entry
 
 	NewID  func() (string, error) // returns the id of a new sandbox
 	Pooled func()                 // is called when a sandbox was taken from the pool

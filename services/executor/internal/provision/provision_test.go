@@ -18,6 +18,7 @@ import (
 	"github.com/spoolhq/spool/pkg/runner"
 	"github.com/spoolhq/spool/pkg/sandbox"
 	"github.com/spoolhq/spool/pkg/topology"
+	"github.com/spoolhq/spool/pkg/waiting"
 	"github.com/spoolhq/spool/pkg/workspace"
 	"github.com/spoolhq/spool/services/executor/internal/agents"
 	"github.com/spoolhq/spool/services/executor/internal/agents/agentstest"
@@ -32,6 +33,7 @@ import (
 	"github.com/spoolhq/spool/services/executor/internal/runlog"
 	"github.com/spoolhq/spool/services/executor/internal/runlog/runlogtest"
 	"github.com/spoolhq/spool/services/executor/internal/sandboxes"
+	"github.com/spoolhq/spool/services/executor/internal/waits"
 )
 
 // engine is a provider of boxes in memory. Its workspaces are empty, and it adopts pooled sandboxes.
@@ -157,7 +159,8 @@ func newBed(t *testing.T, change func(*provision.Config)) *bed {
 		ProviderName: "fake", Engine: "here", Beat: 5 * time.Millisecond, MaxSandboxes: func(string) int { return 0 }, Provider: b.engine, Agents: b.agents,
 		Contents:   &contents.Manager{Sessions: b.Writer.Sessions, Now: time.Now},
 		OpenBlocks: &openblocks.Reader{Sessions: b.Writer.Sessions, Deltas: texts{}, Now: time.Now, Logger: log},
-		NewID:      func() (string, error) { return b.Writer.NewID(events.KindSandbox) }, Pooled: func() {}, Now: time.Now,
+		Waits:      (*waits.Recorder)(nil), NewWait: func(*eventlog.SessionState) waiting.Entry { return waiting.Entry{} },
+		NewID: func() (string, error) { return b.Writer.NewID(events.KindSandbox) }, Pooled: func() {}, Now: time.Now,
 	}
 	if change != nil {
 		change(&cfg)

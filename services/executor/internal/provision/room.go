@@ -29,14 +29,16 @@ func (p *sandboxPreparation) reserveSandbox(ctx context.Context) (unreserve func
 	if most == 0 {
 		return func() {}, nil
 	}
-	tenant, id := p.Session.Tenant, p.Session.ID
+	tenant, id, wait := p.Session.Tenant, p.Session.ID, p.NewWait(p.Session)
 	err = p.unlessCancelled(ctx, func(ctx context.Context) error {
+		defer p.Waits.End(wait.Execution)
 		late := time.NewTimer(sandboxRoomTimeout)
 		defer late.Stop()
 		for {
 			if ok, err := p.Idle.ReserveSandbox(ctx, tenant, id, most); ok || err != nil {
 				return err
 			}
+			p.Waits.Begin(wait)
 			select {
 			case <-ctx.Done():
 				return ctx.Err()

@@ -287,8 +287,9 @@ func (f *follower) requestSlot() {
 		return
 	}
 	f.approvals.asks = true
+	wait := f.w.admission.NewWait(f.Session)
 	f.waiting.Go(func() {
-		release, err := f.slot.AcquireBlocking(f.ctx)
+		release, err := f.slot.AcquireBlocking(f.ctx, wait)
 		if err != nil {
 			return // the follower ends
 		}

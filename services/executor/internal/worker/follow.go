@@ -59,6 +59,7 @@ type follower struct {
 
 	adopted          bool // the runner was already running the execution when it sent its hello
 	attachedRecorded bool // execution_attached is in the log, or pending
+	storeFull        bool // the pending events wait for room in the store
 	fullRecorded     bool // the event about output that waits for room in the store is in the log, or pending
 	replies          chan commandReply
 

@@ -128,6 +128,19 @@ const codeStorageFull = "STORAGE_FULL"
 // stores an error event that says so. While events wait, the follower soon reads no more journal lines, so that the agent waits too. The
 // end of a turn does not wait, and neither does the output of a turn that is being stopped.
 func (f *follower) waitsForRoom() bool {
+	waits := f.mustWaitForRoom()
+	switch {
+	case waits:
+		f.w.admission.RecordStoreFull(f.Session)
+	case f.storeFull:
+		f.w.deps.Waits.End(f.ID)
+	}
+	f.storeFull = waits
+	return waits
+}
+
+// mustWaitForRoom is waitsForRoom without the record of the wait.
+func (f *follower) mustWaitForRoom() bool {
 	if f.ended != nil || f.stop.IsStopping() || !f.w.deps.Room.IsLow() {
 		return false
 	}

@@ -113,6 +113,7 @@ type Deps struct {
 	Secrets    references.Secrets    // nil: executions with secrets fail
 	Budgets    admission.Budgets     // nil: no tenant has a budget
 	Room       *storage.Watch        // nil: the store of NATS is never full
+	Waits      admission.WaitRecorder
 
 	Sessions eventlog.Sessions
 	Sandbox  sandbox.Provider
@@ -183,12 +184,12 @@ func New(cfg Config, d Deps) *Worker {
 	}
 	w.admission = admission.New(admission.Config{
 		Executor: cfg.Executor, Provider: cfg.Provider, Engine: cfg.Engine, Slots: cfg.Slots, Reserved: cfg.Reserved, TenantSlots: cfg.TenantSlots, TenantSandboxes: cfg.TenantSandboxes,
-		Sessions: d.Sessions, Leases: d.Leases, Budgets: d.Budgets, Room: d.Room, Idle: w.idle, Sandbox: d.Sandbox, Dialer: w.dialer, Logger: d.Logger, Now: d.Now,
+		Sessions: d.Sessions, Leases: d.Leases, Budgets: d.Budgets, Room: d.Room, Idle: w.idle, Waits: d.Waits, Sandbox: d.Sandbox, Dialer: w.dialer, Logger: d.Logger, Now: d.Now,
 	})
 	w.maintenance = maintenance.Config{Beat: cfg.Beat, Sandbox: d.Sandbox, Contents: w.contents, Proxy: w.proxy, Now: d.Now}
 	w.provisioner = provision.New(provision.Config{
 		ProviderName: cfg.Provider, Engine: cfg.Engine, Beat: cfg.Beat, Registries: cfg.Registries, Proxied: d.Egress != nil, MaxSandboxes: w.admission.MaxSandboxes,
-		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks,
+		Provider: d.Sandbox, Sandboxes: w.sandboxes, Dialer: w.dialer, Agents: w.agents, Pool: w.pool, Idle: w.idle, Contents: w.contents, OpenBlocks: w.openBlocks, Waits: d.Waits, NewWait: w.admission.NewSandboxWait,
 		NewID: func() (string, error) { return w.runlog.NewID(events.KindSandbox) }, Pooled: w.metrics.CountPooled, Now: d.Now,
 	})
 	if d.Metrics != nil {
