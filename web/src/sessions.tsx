@@ -178,7 +178,7 @@ function Row({ session, isCurrent }: { session: SessionRow; isCurrent: boolean }
 function Skeleton() {
   return (
     <div className="sessions-skeleton" role="status">
-      <span className="hidden-text">Loading sessions</span>
+      <span className="visually-hidden">Loading sessions</span>
       {Array.from({ length: 8 }, (_, i) => (
         <div key={i} className="sessions-skeleton-row" />
       ))}
