@@ -51,8 +51,7 @@ function Page({ auth: { state, signIn, signOut } }: { auth: SignIn }) {
         sessions={
           <>
             <Head approvals={count} />
-            <SessionList current={sessionId} />
-            <div className="app-foot">
+            <SessionList current={sessionId}>
               <ThemeSelect />
               <button className="button button-quiet" aria-label="Keys" onClick={() => setHelpOpen(true)}>
                 ?
@@ -62,7 +61,7 @@ function Page({ auth: { state, signIn, signOut } }: { auth: SignIn }) {
                   Sign out
                 </button>
               )}
-            </div>
+            </SessionList>
           </>
         }
         panel={sessionId && <Panel sessionId={sessionId} />}

@@ -1,10 +1,10 @@
+import "./tokens.css";
+import "./base.css";
 import { StrictMode } from "react";
 import { createRoot } from "react-dom/client";
 import { App } from "./app";
 import { takeCode } from "./signin";
 import { restoreTheme } from "./theme";
-import "./tokens.css";
-import "./base.css";
 
 restoreTheme();
 const code = takeCode();

@@ -115,7 +115,6 @@ function DeleteSession({ session }: { session: Schemas["spool.v1.Session"] }) {
 function Turn({ execution: { execution, phase, error, cancel, pause, resume, recover } }: { execution: ReturnType<typeof useExecution> }) {
   const [failure, setFailure] = useState<unknown>();
   const [busy, setBusy] = useState(false);
-  if (!execution) return null;
   const run = (action: () => Promise<unknown>) => async () => {
     setBusy(true);
     setFailure(undefined);
@@ -127,7 +126,9 @@ function Turn({ execution: { execution, phase, error, cancel, pause, resume, rec
       setBusy(false);
     }
   };
+  // The conversation shows how other turns ended.
   const isActive = active.has(phase ?? "");
+  if (!execution || !(isActive || phase === "paused" || phase === "failed")) return null;
   return (
     <div className="session-turn">
       <div className="session-turn-line">

@@ -1,7 +1,7 @@
 import type { Schemas } from "@spoolhq/client";
 import { useSessionList } from "@spoolhq/react";
 import { useVirtualizer } from "@tanstack/react-virtual";
-import { useEffect, useRef, useState, type KeyboardEvent } from "react";
+import { useEffect, useRef, useState, type KeyboardEvent, type ReactNode } from "react";
 import { Link } from "wouter";
 import { ConnectionLine } from "./connection";
 import { formatCost } from "./conversation/format";
@@ -27,8 +27,8 @@ const rowHeight = 54;
 const failedRowHeight = 72;
 const searchDelayMs = 250;
 
-/** The live list of sessions, with search and filters. `current` is the id of the open session. */
-export function SessionList({ current }: { current: string | undefined }) {
+/** The live list of sessions, with search and filters. `current` is the id of the open session; children are below the list. */
+export function SessionList({ current, children }: { current: string | undefined; children?: ReactNode }) {
   const { parameters, set } = useParameters();
   const phase = parameters.get("phase") ?? "";
   const search = parameters.get("q") ?? "";
@@ -61,6 +61,7 @@ export function SessionList({ current }: { current: string | undefined }) {
       )}
       <footer className="sessions-footer">
         <ConnectionLine connection={connection} />
+        {children}
       </footer>
     </>
   );
@@ -164,7 +165,7 @@ function Row({ session, isCurrent }: { session: SessionRow; isCurrent: boolean }
 function Skeleton() {
   return (
     <div className="sessions-skeleton" role="status">
-      <span className="visually-hidden">Loading sessions</span>
+      <span className="hidden-text">Loading sessions</span>
       {Array.from({ length: 8 }, (_, i) => (
         <div key={i} className="sessions-skeleton-row" />
       ))}

@@ -1,7 +1,7 @@
 import type { Block, CallParams, Part, PlanItem, Schemas, SessionEvent, Step } from "@spoolhq/client";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { useClient } from "./provider.js";
-import { hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSource } from "./session-source.js";
+import { hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSnapshot, type SessionSource } from "./session-source.js";
 import type { Connection } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
 
@@ -134,22 +134,28 @@ export function useSubagents(id: string | undefined): UseSubagents {
   const list = useSessionPart(source, (s) => s.subagents);
   const conversations = useSessionPart(source, (s) => s.conversations);
   useEffect(() => void source?.readSubagents(), [source]);
-  return useMemo(() => {
-    const subagents = list.map((metadata): Subagent => {
-      const conversation = metadata.conversationId!;
-      const status = metadata.status as SubagentStatus;
-      return { id: conversation, name: metadata.name, parentId: metadata.parentConversationId, metadata, status, ...(conversations.get(conversation) ?? noBlocks) };
-    });
-    const getSubagent = (subagent: string) => subagents.find((s) => s.id === subagent || s.metadata.subagentId === subagent);
-    return {
-      subagents,
-      count: subagents.length,
-      hasRunningSubagents: subagents.some((s) => s.status === "running"),
-      getSubagent,
-      getSubagentBlocks: (subagent) => getSubagent(subagent)?.blocks ?? [],
-      getSubagentsByStatus: (status) => subagents.filter((s) => s.status === status),
+  const subagents = useMemo(() => subagentsOf(list, conversations), [list, conversations]);
+  const functions = useMemo(() => {
+    const now = () => {
+      const snapshot = source?.getSnapshot();
+      return snapshot ? subagentsOf(snapshot.subagents, snapshot.conversations) : [];
     };
-  }, [list, conversations]);
+    const getSubagent = (subagent: string) => now().find((s) => s.id === subagent || s.metadata.subagentId === subagent);
+    return {
+      getSubagent,
+      getSubagentBlocks: (subagent: string) => getSubagent(subagent)?.blocks ?? noBlocks.blocks,
+      getSubagentsByStatus: (status: SubagentStatus) => now().filter((s) => s.status === status),
+    };
+  }, [source]);
+  return { subagents, count: subagents.length, hasRunningSubagents: subagents.some((s) => s.status === "running"), ...functions };
+}
+
+function subagentsOf(list: SessionSnapshot["subagents"], conversations: SessionSnapshot["conversations"]): Subagent[] {
+  return list.map((metadata) => {
+    const id = metadata.conversationId!;
+    const status = metadata.status as SubagentStatus;
+    return { id, name: metadata.name, parentId: metadata.parentConversationId, metadata, status, ...(conversations.get(id) ?? noBlocks) };
+  });
 }
 
 export interface UseEvents {

@@ -94,6 +94,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   #keys = new Map<string, string>(); // block id to the id of its optimistic message
   #approvals = new Map<string, Schemas["spool.v1.Approval"]>();
   #endedApprovals = new Set<string>();
+  #needsApprovals = false;
   #executions: readonly Schemas["spool.v1.Execution"][] = [];
   #subagents: Map<string, Schemas["spool.v1.Conversation"]> | undefined; // undefined until a hook needs them
   #events: readonly SessionEvent[] = [];
@@ -139,7 +140,7 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#cursor = page.tip;
     this.#set({ isLoading: false, hasOlder: page.next !== undefined });
     void this.#readDetails();
-    void this.#readApprovals(signal);
+    if (this.#needsApprovals) void this.readApprovals();
     if (this.#subagents) void this.readSubagents();
     return page.tip;
   }
@@ -248,6 +249,7 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.schedule();
     try {
       const posted = await this.session.post({ ...options, ...body });
+      if (this.getSnapshot().connection.status === "live") this.error = undefined;
       if (posted.executionId) message.executionId = posted.executionId;
       const stored = this.#view("main").blocks().find((b) => b.kind === "user_message" && b.executionId === posted.executionId);
       if (stored) this.#removeOptimistic(message, stored.id);
@@ -349,10 +351,13 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#changes.executions = this.#executions;
   }
 
-  async #readApprovals(signal: AbortSignal): Promise<void> {
+  /** Reads the open approval requests; from then on they are kept. */
+  readonly readApprovals = coalesced(async () => {
+    this.#needsApprovals = true;
+    if (this.#cursor === undefined) return; // #load calls it again, so that the stream has every later event
     try {
       for (let pageToken: string | undefined; ; ) {
-        const { approvals = [], nextPageToken } = await this.session.approvals({ status: "open", ...(pageToken && { pageToken }) }, { signal });
+        const { approvals = [], nextPageToken } = await this.session.approvals({ status: "open", ...(pageToken && { pageToken }) });
         for (const approval of approvals) {
           const id = approval.approvalId!;
           if (!this.#endedApprovals.has(id) && !this.#approvals.has(id)) this.#approvals.set(id, approval);
@@ -362,9 +367,9 @@ export class SessionSource extends Source<SessionSnapshot> {
       }
       this.#set({ approvals: [...this.#approvals.values()] });
     } catch (error) {
-      if (!signal.aborted) this.#failedRead(error);
+      this.#failedRead(error);
     }
-  }
+  });
 
   #applyApproval(event: SessionEvent): void {
     const { approvalId: id, ...data } = event.data ?? {};
@@ -390,6 +395,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   /** Reads the sub-agents with their last blocks; from then on they are kept. */
   readonly readSubagents = coalesced(async () => {
     this.#subagents ??= new Map();
+    if (this.#cursor === undefined) return; // #load calls it again, so that the stream has every later event
     try {
       const { conversations = [] } = await this.client.call("Sessions_ListConversations", { path: { session_id: this.id } });
       const unread: string[] = [];

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { beginStream, bodyOf, frame, problem } from "../../typescript/test/server.mjs";
 import { frames, paint, paintUntil, renderHook, settle } from "./dom.mjs";
 import { block, delta, event, gateway, json } from "./gateway.mjs";
-const { useAgentSession, useApprovals, useEvents, useExecution, useLogs, useMessages, usePlan, useSubagents, useUsage, useWorkspaceFiles } = await import("../dist/index.js");
+const { useAgentSession, useApprovals, useEvents, useExecution, useLogs, useMessages, usePlan, useReplay, useSessionList, useSubagents, useUsage, useWorkspaceFiles } = await import("../dist/index.js");
 
 const texts = (view) => view.last.blocks.map((b) => b.content);
 const live = (view) => paintUntil(() => view.last.connection.status === "live");
@@ -356,6 +356,19 @@ test("a plan whose block was not read yet is shown, and stays at its place", asy
   await view.act(() => view.last.loadOlder());
   await paintUntil(() => view.last.blockId === "p1");
   assert.deepEqual(view.last.blocks.map((b) => b.id), ["p1", "z"]);
+});
+
+test("functions are the same at each render", async (t) => {
+  const g = await gateway(t, { "/api/sessions/ses_1/files": { files: [] } });
+  const hooks = () => [useAgentSession("ses_1"), useMessages("ses_1"), useSubagents("ses_1"), useExecution("ses_1"), useApprovals("ses_1"), useEvents("ses_1"), useWorkspaceFiles("ses_1"), useReplay("ses_1"), useSessionList()];
+  const view = await renderHook(t, g.client, hooks);
+  await paintUntil(() => g.streams.size === 1);
+  g.send(event(1, "message_accepted", { blockId: "a", content: "hi" }), event(2, "subagent_spawned", { subConversationId: "cnv_1" }));
+  await paintUntil(() => view.last[1].blocks.length === 1 && view.last[2].count === 1);
+  const functionsOf = (result) => result.map((hook) => Object.fromEntries(Object.entries(hook).filter(([, value]) => typeof value === "function")));
+  const [first, last] = [functionsOf(view.seen[0]), functionsOf(view.last)];
+  first.forEach((hook, i) => Object.keys(hook).forEach((name) => assert.equal(last[i][name], hook[name], name)));
+  assert.ok(first.every((hook) => Object.keys(hook).length > 0));
 });
 
 test("files are read again after a snapshot", async (t) => {
