@@ -18,6 +18,9 @@ function longConversation(count: number): Block[] {
   return Array.from({ length: count }, (_, i) => sample.map((block) => ({ ...block, id: `${block.id}_${i}`, executionId: `exe_${i}` }))).flat();
 }
 
+const nothing = new Set<string>();
+const idOf = (block: Block) => block.id;
+
 /** Shows the recording that the hash of the URL names. */
 function Page() {
   const [name, setName] = useState(decodeURIComponent(location.hash.slice(1)) || "sample");
@@ -52,7 +55,8 @@ function Page() {
         isLoading={false}
         loadOlder={() => undefined}
         loadWhole={() => undefined}
-        cutBytes={() => undefined}
+        truncatedBlockIds={nothing}
+        keyOf={idOf}
       />
     </div>
   );

@@ -8,6 +8,7 @@ export {
   useAgentSession,
   useEvents,
   useExecution,
+  useExecutions,
   useLogs,
   useMessages,
   usePlan,

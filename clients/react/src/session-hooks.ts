@@ -178,6 +178,11 @@ export function useLogs(id?: string): { logs: readonly SessionEvent[]; clearLogs
   return { logs: useMemo(() => events.filter((e) => e.type === "log"), [events]), clearLogs: clearEvents };
 }
 
+/** The executions of a session, oldest first. */
+export function useExecutions(id: string | undefined): readonly Schemas["spool.v1.Execution"][] {
+  return useSessionPart(useSessionSource(id), (s) => s.executions);
+}
+
 export interface UseExecution {
   /** The newest execution of the session. */
   execution: Schemas["spool.v1.Execution"] | undefined;

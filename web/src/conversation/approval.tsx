@@ -1,6 +1,9 @@
 import type { Schemas } from "@spoolhq/client";
+import type { ApprovalDecision } from "@spoolhq/react";
 import { memo, useId, useMemo, useState, type ReactNode } from "react";
 import { visible } from "../text";
+import "./approval.css";
+import "./conversation.css";
 import { UnifiedDiff } from "./diffview";
 import { formatDuration, formatSize } from "./format";
 import { LongText } from "./longtext";
@@ -8,15 +11,6 @@ import { StatusMark, type Status } from "./status";
 
 /** An approval request, as the API lists it. */
 export type Approval = Schemas["spool.v1.Approval"];
-
-/** A decision, as the API takes it: docs/approvals.md describes the fields. */
-export interface Decision {
-  decision: "approve" | "approve_all" | "skip" | "reject" | "answer";
-  arguments?: unknown;
-  comment?: string;
-  answers?: Record<string, string[]>;
-  content?: unknown;
-}
 
 /** The data of the event approval_requested. */
 interface Request {
@@ -45,7 +39,7 @@ interface Question {
 interface Props {
   approval: Approval;
   /** Sends a decision. Resolves when it is in the log; rejects with the API's error. */
-  onDecide: (decision: Decision) => Promise<unknown>;
+  onDecide: (decision: ApprovalDecision) => Promise<unknown>;
 }
 
 /**
@@ -57,7 +51,7 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
   const headId = useId();
   const [sending, setSending] = useState(false);
   const [error, setError] = useState<unknown>();
-  const decide = async (decision: Decision) => {
+  const decide = async (decision: ApprovalDecision) => {
     setSending(true);
     setError(undefined);
     try {
@@ -187,7 +181,7 @@ function Arguments({ input, open: opened }: { input: unknown; open: boolean }) {
 interface DecideProps {
   request: Request;
   approval: Approval;
-  decide: (decision: Decision) => Promise<void>;
+  decide: (decision: ApprovalDecision) => Promise<void>;
   sending: boolean;
 }
 
@@ -218,21 +212,21 @@ function Decide({ request, approval, decide, sending }: DecideProps) {
           </button>
         )}
         <span className="approval-gap" />
-        {request.class && draft === undefined && (
-          <button type="button" disabled={sending} onClick={() => decide({ decision: "approve_all" })} title={visible(request.class)}>
-            Approve all: <bdi className="approval-class">{visible(request.class)}</bdi>
-          </button>
-        )}
         {draft === undefined ? (
           <button type="button" className="approval-approve" disabled={sending} onClick={() => decide({ decision: "approve" })}>
             Approve {what}
           </button>
         ) : (
-          <button type="button" className="approval-approve" disabled={sending || changed.error !== undefined} onClick={() => decide({ decision: "approve", arguments: changed.value })}>
+          <button type="button" className="approval-approve" disabled={sending || changed.error !== undefined} onClick={() => decide({ decision: "approve", input: changed.value })}>
             Approve with these arguments
           </button>
         )}
       </div>
+      {request.class && draft === undefined && (
+        <button type="button" className="approval-all" disabled={sending} onClick={() => decide({ decision: "approve_all" })}>
+          Approve this and all later calls of <bdi className="approval-class">{visible(request.class)}</bdi>
+        </button>
+      )}
     </div>
   );
 }
@@ -310,7 +304,7 @@ function Elicitation({ request, decide, sending }: DecideProps) {
         </details>
       )}
       <JsonEditor label="Answer as JSON" value={draft} onChange={setDraft} error={parsed.error} />
-      <Buttons decide={decide} sending={sending} answer={parsed.error === undefined ? () => decide({ decision: "answer", content: parsed.value }) : undefined} />
+      <Buttons decide={decide} sending={sending} answer={parsed.error === undefined ? () => decide({ decision: "answer", input: parsed.value }) : undefined} />
     </div>
   );
 }

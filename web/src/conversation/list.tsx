@@ -20,6 +20,8 @@ const loadDistance = 1200;
 export interface ConversationListProps {
   blocks: readonly Block[];
   streamingBlockIds: ReadonlySet<string>;
+  truncatedBlockIds: ReadonlySet<string>;
+  keyOf: (block: Block) => string;
   subagents: ReadonlyMap<string, Subagent>;
   turns: ReadonlyMap<string, Turn>;
   /** The requests to show, open and decided, in the order of their requests. */
@@ -32,7 +34,6 @@ export interface ConversationListProps {
   atBlockId?: string;
   copyLink?: RowActions["copyLink"];
   loadWhole: RowActions["loadWhole"];
-  cutBytes: RowActions["cutBytes"];
 }
 
 /**
@@ -40,7 +41,7 @@ export interface ConversationListProps {
  * in a virtual list, those of the last turn below it.
  */
 export function ConversationList(props: ConversationListProps) {
-  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, cutBytes, copyLink } = props;
+  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, truncatedBlockIds, keyOf } = props;
   const [opened, setOpened] = useState<ReadonlyMap<string, boolean>>(new Map());
   const [current, setCurrent] = useState<string>();
   const scroller = useRef<HTMLDivElement>(null);
@@ -52,6 +53,8 @@ export function ConversationList(props: ConversationListProps) {
       rowsOf({
         blocks,
         streamingBlockIds: props.streamingBlockIds,
+        truncatedBlockIds,
+        keyOf,
         subagents: props.subagents,
         turns,
         approvals: props.approvals,
@@ -61,7 +64,7 @@ export function ConversationList(props: ConversationListProps) {
           return opened.get(key) ?? ranBefore.current.has(key);
         },
       }),
-    [blocks, props.streamingBlockIds, props.subagents, turns, props.approvals, opened],
+    [blocks, props.streamingBlockIds, truncatedBlockIds, keyOf, props.subagents, turns, props.approvals, opened],
   );
   const isOpen = (row: Row) => opened.get(row.key) ?? opensByItself(row);
 
@@ -76,10 +79,9 @@ export function ConversationList(props: ConversationListProps) {
       },
       turnMarkdown: (executionId) => transcriptMarkdown(latestBlocks.current.filter((block) => block.executionId === executionId)),
       loadWhole,
-      cutBytes,
       ...(copyLink ? { copyLink } : {}),
     }),
-    [follow.stop, loadWhole, cutBytes, copyLink],
+    [follow.stop, loadWhole, copyLink],
   );
 
   const boundary = tailStart(rows);

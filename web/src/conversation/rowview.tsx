@@ -22,8 +22,6 @@ export interface RowActions {
   copyLink?: (blockId: string) => Promise<void>;
   /** Loads the fields of a block that the page of blocks does not have whole. */
   loadWhole: (blockId: string) => void;
-  /** Returns the length in bytes of a field of a block that is not whole. */
-  cutBytes: (blockId: string, field: string) => number | undefined;
 }
 
 interface Props {
@@ -49,7 +47,7 @@ export const RowView = memo(
       case "result":
         return (
           <Fold icon={<Icon name="other" />} name="Result" argument={row.block.toolUseId ?? ""} open={open} toggle={toggle} meta={<Duration ms={row.block.durationMs} />} status={row.block.isError ? "failed" : "done"}>
-            <ResultText block={row.block} actions={actions} />
+            <ResultText block={row.block} loadWhole={loaderOf(row.cut, row.block, actions)} />
           </Fold>
         );
       case "subagent":
@@ -94,44 +92,36 @@ function Duration({ ms }: { ms: number | undefined }) {
 function ToolCall({ row, open, ended, actions, toggle }: Props & { row: Extract<Row, { type: "tool" }>; toggle: () => void }) {
   const { block, result } = row;
   const summary = useMemo(() => summarize(block), [block]);
-  const status: Status = isFailure(row) ? "failed" : result && result.status !== "pending" ? "done" : ended ? "cancelled" : "running";
-  const word = status === "cancelled" ? "no result" : status;
+  const status: Status = isFailure(row) ? "failed" : result && result.status !== "pending" ? "done" : ended ? "cancelled" : row.waiting ? "waiting" : "running";
+  const word = status === "cancelled" ? "no result" : status === "waiting" ? "waits for a person" : status;
   return (
     <Fold icon={<Icon name={summary.kind} />} name={summary.name} argument={summary.argument} mono={summary.kind !== "agent" && summary.kind !== "question"} open={open} toggle={toggle} meta={<Duration ms={result?.durationMs} />} status={status} word={word}>
-      <ToolInput block={block} actions={actions} />
-      {result && <ResultText block={result} actions={actions} />}
+      <ToolInput block={block} loadWhole={loaderOf(row.cut, block, actions)} />
+      {result && <ResultText block={result} loadWhole={loaderOf(row.resultCut, result, actions)} />}
     </Fold>
   );
 }
 
 /** The arguments of a call: what it changes as a diff, what it runs as text, all else as JSON. */
-function ToolInput({ block, actions }: { block: Extract<Block, { kind: "tool_use" }>; actions: RowActions }) {
+function ToolInput({ block, loadWhole }: { block: Extract<Block, { kind: "tool_use" }>; loadWhole: (() => void) | undefined }) {
   const changes = useMemo(() => fileChanges(block.toolName, block.input), [block]);
-  const wholeBytes = actions.cutBytes(block.id, "input");
-  if (wholeBytes) {
-    return (
-      <pre className="tool-input">
-        <LongText text="" wholeBytes={wholeBytes} onLoadWhole={() => actions.loadWhole(block.id)}>
-          {visible}
-        </LongText>
-      </pre>
-    );
-  }
   if (changes.length > 0) return changes.map((change, i) => <FileDiff key={i} change={change} />);
   const command = commandOf(block.input);
   const text = command ?? (block.input === undefined ? (block.content ?? "") : JSON.stringify(block.input, undefined, 2));
-  return text === "" || text === "{}" ? null : (
+  return (text === "" || text === "{}") && !loadWhole ? null : (
     <pre className="tool-input" tabIndex={0} aria-label={command === undefined ? "Arguments" : "Command"} dir="auto">
-      <LongText text={text}>{visible}</LongText>
+      <LongText text={text} loadWhole={loadWhole}>
+        {visible}
+      </LongText>
     </pre>
   );
 }
 
-function ResultText({ block, actions }: { block: Extract<Block, { kind: "tool_result" }>; actions: RowActions }) {
+function ResultText({ block, loadWhole }: { block: Extract<Block, { kind: "tool_result" }>; loadWhole: (() => void) | undefined }) {
   const output = block.output ?? "";
   if (output === "") return <p className="fold-note">{block.status === "pending" ? "no output yet" : "no output"}</p>;
   if (output.startsWith("--- ") && /^--- .*\n\+\+\+ /.test(output.slice(0, 4096)) && output.length <= 1024 * 1024) return <UnifiedDiff text={output} />;
-  return <Output text={output} wholeBytes={actions.cutBytes(block.id, "output")} onLoadWhole={() => actions.loadWhole(block.id)} />;
+  return <Output text={output} loadWhole={loadWhole} />;
 }
 
 function SubagentLine({ row, open, ended, toggle, actions }: Props & { row: Extract<Row, { type: "subagent" }>; toggle: () => void }) {
@@ -155,18 +145,19 @@ function SubagentLine({ row, open, ended, toggle, actions }: Props & { row: Extr
       status={failed ? "failed" : running ? "running" : "done"}
     >
       {/* The blocks of the sub-agent are the next rows. */}
-      {!subagent && <Output text={block.output ?? ""} wholeBytes={actions.cutBytes(block.id, "output")} onLoadWhole={() => actions.loadWhole(block.id)} />}
+      {!subagent && <Output text={block.output ?? ""} loadWhole={loaderOf(row.cut, block, actions)} />}
     </Fold>
   );
 }
 
 function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "block" }>; open: boolean; toggle: () => void; actions: RowActions }) {
   const { block } = row;
+  const loadWhole = loaderOf(row.cut, block, actions);
   switch (block.kind) {
     case "user_message":
       return (
         <section className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
-          {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} {...whole(block.id, "content", actions)} />}
+          {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} loadWhole={loadWhole} />}
           {block.status === "pending" && <span className="message-note">sending…</span>}
           <RowTools row={row} actions={actions} turn />
         </section>
@@ -175,7 +166,7 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
       const text = block.content ?? "";
       return (
         <section className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
-          <LongText text={text} {...whole(block.id, "content", actions)}>
+          <LongText text={text} loadWhole={loadWhole}>
             {(part) => <Markdown text={part} streaming={row.streaming} />}
           </LongText>
           {block.status === "error" && <span className="message-note">stopped here</span>}
@@ -188,7 +179,7 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
       return (
         <Fold icon={<Icon name="thinking" />} name={row.streaming ? "Thinking" : "Thought"} argument={block.summary || text.slice(0, 400)} open={open} toggle={toggle}>
           <div className="thinking" dir="auto">
-            <LongText text={text} {...whole(block.id, "content", actions)}>
+            <LongText text={text} loadWhole={loadWhole}>
               {visible}
             </LongText>
           </div>
@@ -213,7 +204,9 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
       return (
         <p className="system-line">
           <bdi>
-            <LongText text={block.message || block.subtype || "system"}>{visible}</LongText>
+            <LongText text={block.message || block.subtype || "system"} loadWhole={loadWhole}>
+              {visible}
+            </LongText>
           </bdi>
         </p>
       );
@@ -222,15 +215,15 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
   }
 }
 
-function whole(blockId: string, field: string, actions: RowActions): { wholeBytes?: number; onLoadWhole?: () => void } {
-  const wholeBytes = actions.cutBytes(blockId, field);
-  return wholeBytes ? { wholeBytes, onLoadWhole: () => actions.loadWhole(blockId) } : {};
+/** Returns a function that loads a block of which the page of blocks has only the beginning. */
+function loaderOf(cut: boolean | undefined, block: Block, actions: RowActions): (() => void) | undefined {
+  return cut ? () => actions.loadWhole(block.id) : undefined;
 }
 
-function PlainText({ text, ...rest }: { text: string; wholeBytes?: number; onLoadWhole?: () => void }) {
+function PlainText({ text, loadWhole }: { text: string; loadWhole?: () => void }) {
   return (
     <div className="message-text" dir="auto">
-      <LongText text={text} {...rest}>
+      <LongText text={text} loadWhole={loadWhole}>
         {visible}
       </LongText>
     </div>

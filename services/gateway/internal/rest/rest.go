@@ -74,6 +74,10 @@ func New(cfg Config) (*Handler, error) {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.cfg.Metrics.BeginRequest()()
 	began := time.Now()
+	if r.ProtoMajor == 1 {
+		// The deadline of the connection's previous response, such as a file, does not apply to this one.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // a test's recorder has no connection
+	}
 	r = h.withoutPrefix(r)
 	out := &statusRecorder{ResponseWriter: w, route: "none"}
 	defer func() {
