@@ -24,20 +24,22 @@ const imageTypes: Record<string, string> = { png: "image/png", jpg: "image/jpeg"
 export function FilesTab({ sessionId }: { sessionId: string }) {
   const { runtime, session } = useAgentSession(sessionId);
   const isLive = runtime?.state === "ready";
+  // Until its first snapshot a fork has the files with which it began.
+  const isStored = !isLive && (session?.snapshot !== undefined || session?.parent !== undefined);
   const live = useWorkspaceFiles(isLive ? sessionId : undefined, { live: true });
-  const stored = useWorkspaceFiles(isLive ? undefined : sessionId);
+  const stored = useWorkspaceFiles(isStored ? sessionId : undefined);
   const { files, isLoading, error, getFile, refresh } = isLive ? live : stored;
   const { parameters, set } = useParameters();
   const path = parameters.get("file");
   const chosen = path === null ? undefined : files.find((f) => f.path === path);
 
   if (chosen) return <Preview key={chosen.path} file={chosen} href={fileUrl(sessionId, chosen.path, isLive)} getFile={getFile} onClose={() => set({ file: undefined })} />;
-  const hasNoSnapshot = error && session && !session.snapshot && !isLive;
+  if (session && !isLive && !isStored) return <p className="files-empty muted">There is no file yet: the workspace is stored at the end of each turn.</p>;
   return (
     <>
       <p className="files-source muted">{isLive ? "Live, as in the sandbox" : "Of the last snapshot"}</p>
-      {hasNoSnapshot ? <p className="files-empty muted">There is no file yet: the workspace is stored at the end of each turn.</p> : error && <ErrorNote error={error} onRetry={refresh} />}
-      {!error && !isLoading && files.length === 0 && <p className="files-empty muted">The workspace is empty.</p>}
+      {error && <ErrorNote error={error} onRetry={refresh} />}
+      {session && !error && !isLoading && files.length === 0 && <p className="files-empty muted">The workspace is empty.</p>}
       {files.length > 0 && <Tree files={files} onOpen={(file) => set({ file, tab: "files" })} />}
     </>
   );

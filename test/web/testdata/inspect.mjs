@@ -118,5 +118,5 @@ await run(
 
     assert.equal(await page.evaluate(() => window.ran), undefined, "markup in a text has run a script");
   },
-  { signedIn: false, expected: [/status of 401/, /status of 404 .*files/] },
+  { signedIn: false, expected: [/status of 401/] },
 );

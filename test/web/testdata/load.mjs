@@ -23,14 +23,17 @@ async function checkLoaded(page, url) {
   assert.equal(opened, "open");
 }
 
-await run(async ({ page, url }) => {
+await run(async ({ page, context, url }) => {
   await page.goto(url);
   await checkLoaded(page, url);
   await checkAccessibility(page);
   await screenshots(page, "load");
-  const deep = new URL("sessions/ses_1?seq=4", url).href;
+  const { csrfToken } = await (await context.request.get(`${url}api/signin/session`)).json();
+  const created = await context.request.post(`${url}api/sessions`, { data: {}, headers: { "X-CSRF-Token": csrfToken } });
+  const deep = `${url}sessions/${(await created.json()).sessionId}?seq=1`;
   assert.equal((await page.goto(deep)).status(), 200);
   await checkLoaded(page, url);
+  await page.locator(".event-json", { hasText: "session_created" }).waitFor();
   assert.equal((await page.reload()).status(), 200);
   await checkLoaded(page, url);
   assert.equal(page.url(), deep);
