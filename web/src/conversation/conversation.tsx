@@ -1,4 +1,4 @@
-import type { SpoolClient } from "@spoolhq/client";
+import type { Block, SpoolClient } from "@spoolhq/client";
 import { useApprovals, useClient, useEvents, useExecutions, useMessages, useSubagents, type ApprovalDecision, type Subagent } from "@spoolhq/react";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { visible } from "../text";
@@ -6,6 +6,7 @@ import { ApprovalCard, type Approval } from "./approval";
 import "./conversation.css";
 import { ConversationList } from "./list";
 import type { Turn } from "./rows";
+import { transcriptMarkdown } from "./transcript";
 
 interface Props {
   sessionId: string;
@@ -40,6 +41,7 @@ export function Conversation({ sessionId, at }: Props) {
   const load = useCallback((blockId: string) => void attempt(loadBlock(blockId)), [attempt, loadBlock]);
   const older = useCallback(() => attempt(loadOlder()), [attempt, loadOlder]);
   const copyLink = useCallback((blockId: string) => copyLinkTo(client, sessionId, blockId), [client, sessionId]);
+  const download = useCallback(() => void attempt(downloadTranscript(client, sessionId)), [attempt, client, sessionId]);
   const renderApproval = useCallback((approval: Approval) => <SessionApproval approval={approval} decide={decide} />, [decide]);
   const problem = error ?? atError ?? approvalsError;
 
@@ -65,6 +67,7 @@ export function Conversation({ sessionId, at }: Props) {
         loadOlder={older}
         loadWhole={load}
         copyLink={copyLink}
+        download={download}
         {...(atBlockId ? { atBlockId } : {})}
       />
     </>
@@ -162,4 +165,15 @@ async function copyLinkTo(client: SpoolClient, sessionId: string, blockId: strin
     if (last === undefined) throw new Error("The event is not stored yet.");
     after = last;
   }
+}
+
+/** Saves all blocks of the main conversation, whole, as a Markdown file. */
+async function downloadTranscript(client: SpoolClient, sessionId: string): Promise<void> {
+  const { blocks = [] } = await client.call("Events_ListBlocks", { path: { session_id: sessionId }, query: { conversationId: "main" } });
+  const url = URL.createObjectURL(new Blob([transcriptMarkdown(blocks as Block[])], { type: "text/markdown" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = `${sessionId}.md`;
+  link.click();
+  URL.revokeObjectURL(url);
 }
