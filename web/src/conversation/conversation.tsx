@@ -1,7 +1,7 @@
 import type { Block, SpoolClient } from "@spoolhq/client";
 import { useApprovals, useClient, useEvents, useExecutions, useMessages, useSubagents, type ApprovalDecision, type Subagent } from "@spoolhq/react";
 import { useCallback, useEffect, useMemo, useState } from "react";
-import { visible } from "../text";
+import { ErrorNote } from "../error";
 import { ApprovalCard, type Approval } from "./approval";
 import "./conversation.css";
 import { ConversationList } from "./list";
@@ -36,8 +36,8 @@ export function Conversation({ sessionId, at }: Props) {
       ),
     [executions],
   );
-  const [error, setError] = useState<string>();
-  const attempt = useCallback((work: Promise<unknown>) => work.then(() => setError(undefined), (failure: unknown) => setError(String(failure))), []);
+  const [error, setError] = useState<unknown>();
+  const attempt = useCallback((work: Promise<unknown>) => work.then(() => setError(undefined), setError), []);
   const load = useCallback((blockId: string) => void attempt(loadBlock(blockId)), [attempt, loadBlock]);
   const older = useCallback(() => attempt(loadOlder()), [attempt, loadOlder]);
   const copyLink = useCallback((blockId: string) => copyLinkTo(client, sessionId, blockId), [client, sessionId]);
@@ -47,11 +47,7 @@ export function Conversation({ sessionId, at }: Props) {
 
   return (
     <>
-      {problem && (
-        <p className="conversation-problem" role="alert">
-          {visible(problem)}
-        </p>
-      )}
+      {problem !== undefined && <ErrorNote error={problem} />}
       <ConversationList
         key={sessionId}
         blocks={messages.blocks}
@@ -81,16 +77,16 @@ function SessionApproval({ approval, decide }: { approval: Approval; decide: Ret
 }
 
 /** Returns all requests of a session, oldest first: the open ones live, and those that have ended with who decided them. */
-function useAllApprovals(client: SpoolClient, sessionId: string): { approvals: readonly Approval[]; error?: string } {
+function useAllApprovals(client: SpoolClient, sessionId: string): { approvals: readonly Approval[]; error?: unknown } {
   const { approvals: open } = useApprovals(sessionId);
   const { events } = useEvents(sessionId);
-  const [ended, setEnded] = useState<{ sessionId: string; approvals: readonly Approval[]; error?: string }>();
+  const [ended, setEnded] = useState<{ sessionId: string; approvals: readonly Approval[]; error?: unknown }>();
   const position = useMemo(() => events.find((event) => event.type === "approval_resolved" || event.type === "approval_retracted")?.position, [events]);
   useEffect(() => {
     let wanted = true;
     void readEnded(client, sessionId, position).then(
       (approvals) => wanted && setEnded({ sessionId, approvals }),
-      (failure: unknown) => wanted && setEnded({ sessionId, approvals: [], error: String(failure) }),
+      (failure: unknown) => wanted && setEnded({ sessionId, approvals: [], error: failure }),
     );
     return () => void (wanted = false);
   }, [client, sessionId, position]);
@@ -98,7 +94,7 @@ function useAllApprovals(client: SpoolClient, sessionId: string): { approvals: r
     const known = new Map((ended?.sessionId === sessionId ? ended.approvals : []).map((approval) => [approval.approvalId, approval]));
     const openOnly = open.filter((approval) => !known.has(approval.approvalId));
     const approvals = [...known.values(), ...openOnly].sort((a, b) => (a.requestedSeq ?? 0) - (b.requestedSeq ?? 0));
-    return { approvals, ...(ended?.error ? { error: ended.error } : {}) };
+    return { approvals, error: ended?.error };
   }, [ended, open, sessionId]);
 }
 
@@ -117,8 +113,8 @@ const maxDepth = 32;
 const beginnings = ["message_accepted", "block_start"];
 
 /** Returns the block of the main conversation that shows an event, or the first block after it. */
-function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefined, blocks: ReturnType<typeof useMessages>["blocks"], subagents: readonly Subagent[]): { atBlockId?: string; error?: string } {
-  const [found, setFound] = useState<{ sessionId: string; seq: number; blockId?: string; conversationId?: string; error?: string }>();
+function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefined, blocks: ReturnType<typeof useMessages>["blocks"], subagents: readonly Subagent[]): { atBlockId?: string; error?: unknown } {
+  const [found, setFound] = useState<{ sessionId: string; seq: number; blockId?: string; conversationId?: string; error?: unknown }>();
   useEffect(() => {
     if (seq === undefined) return;
     let wanted = true;
@@ -128,7 +124,7 @@ function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefi
         const blockId = data?.blockId ?? data?.block?.id;
         if (wanted) setFound({ sessionId, seq, ...(blockId ? { blockId, conversationId: event?.conversationId || "main" } : {}) });
       },
-      (failure: unknown) => wanted && setFound({ sessionId, seq, error: String(failure) }),
+      (failure: unknown) => wanted && setFound({ sessionId, seq, error: failure }),
     );
     return () => void (wanted = false);
   }, [client, sessionId, seq]);
