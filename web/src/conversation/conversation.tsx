@@ -2,6 +2,7 @@ import type { Block, SpoolClient } from "@spoolhq/client";
 import { useApprovals, useClient, useEvents, useExecutions, useMessages, useSubagents, type ApprovalDecision, type Subagent } from "@spoolhq/react";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { ErrorNote } from "../error";
+import { useParameters } from "../location";
 import { ApprovalCard, type Approval } from "./approval";
 import "./conversation.css";
 import { ConversationList } from "./list";
@@ -40,7 +41,9 @@ export function Conversation({ sessionId, at }: Props) {
   const attempt = useCallback((work: Promise<unknown>) => work.then(() => setError(undefined), setError), []);
   const load = useCallback((blockId: string) => void attempt(loadBlock(blockId)), [attempt, loadBlock]);
   const older = useCallback(() => attempt(loadOlder()), [attempt, loadOlder]);
-  const copyLink = useCallback((blockId: string) => copyLinkTo(client, sessionId, blockId), [client, sessionId]);
+  const copyLink = useCallback(async (blockId: string) => copyLinkTo(await seqOf(client, sessionId, blockId)), [client, sessionId]);
+  const { set } = useParameters();
+  const showEvent = useCallback((blockId: string) => void attempt(seqOf(client, sessionId, blockId).then((seq) => set({ tab: "event", seq: String(seq) }))), [attempt, client, sessionId, set]);
   const download = useCallback(() => void attempt(downloadTranscript(client, sessionId)), [attempt, client, sessionId]);
   const renderApproval = useCallback((approval: Approval) => <SessionApproval approval={approval} decide={decide} />, [decide]);
   const problem = error ?? atError ?? approvalsError;
@@ -63,6 +66,7 @@ export function Conversation({ sessionId, at }: Props) {
         loadOlder={older}
         loadWhole={load}
         copyLink={copyLink}
+        showEvent={showEvent}
         download={download}
         {...(atBlockId ? { atBlockId } : {})}
       />
@@ -144,23 +148,26 @@ function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefi
   return blockId && conversationId === "main" ? { atBlockId: blockId } : {};
 }
 
-/** Copies the URL of this page with the seq of the event that began a block. */
-async function copyLinkTo(client: SpoolClient, sessionId: string, blockId: string): Promise<void> {
+/** Returns the seq of the event that began a block. */
+async function seqOf(client: SpoolClient, sessionId: string, blockId: string): Promise<number> {
   for (let after = 0; ; ) {
     const { events = [] } = await client.call("Events_ListEvents", { path: { session_id: sessionId }, query: { after, limit: 1000, types: beginnings, metadata: false } });
     const event = events.find(({ data }) => {
       const begun = data as { blockId?: string; block?: { id: string } } | undefined;
       return (begun?.blockId ?? begun?.block?.id) === blockId;
     });
-    if (event) {
-      const url = new URL(location.href);
-      url.searchParams.set("seq", String(event.seq));
-      return navigator.clipboard.writeText(url.href);
-    }
+    if (event?.seq) return event.seq;
     const last = events.at(-1)?.seq;
     if (last === undefined) throw new Error("The event is not stored yet.");
     after = last;
   }
+}
+
+/** Copies the URL of this page with the seq of an event. */
+function copyLinkTo(seq: number): Promise<void> {
+  const url = new URL(location.href);
+  url.searchParams.set("seq", String(seq));
+  return navigator.clipboard.writeText(url.href);
 }
 
 /** Saves all blocks of the main conversation, whole, as a Markdown file. */

@@ -34,6 +34,7 @@ export interface ConversationListProps {
   /** A block to scroll to and to mark. */
   atBlockId?: string;
   copyLink?: RowActions["copyLink"];
+  showEvent?: RowActions["showEvent"];
   /** Saves the whole conversation as a file. */
   download?: () => void;
   loadWhole: RowActions["loadWhole"];
@@ -44,7 +45,7 @@ export interface ConversationListProps {
  * in a virtual list, those of the last turn below it.
  */
 export function ConversationList(props: ConversationListProps) {
-  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, truncatedBlockIds, keyOf } = props;
+  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, showEvent, truncatedBlockIds, keyOf } = props;
   const [opened, setOpened] = useState<ReadonlyMap<string, boolean>>(new Map());
   const [current, setCurrent] = useState<string>();
   const scroller = useRef<HTMLDivElement>(null);
@@ -83,8 +84,9 @@ export function ConversationList(props: ConversationListProps) {
       turnMarkdown: (executionId) => transcriptMarkdown(latestBlocks.current.filter((block) => block.executionId === executionId)),
       loadWhole,
       ...(copyLink ? { copyLink } : {}),
+      ...(showEvent ? { showEvent } : {}),
     }),
-    [follow.stop, loadWhole, copyLink],
+    [follow.stop, loadWhole, copyLink, showEvent],
   );
 
   const boundary = tailStart(rows);
@@ -431,7 +433,7 @@ function Announcements({ rows }: { rows: readonly Row[] }) {
   const finished = rows.findLast((row) => announcement(row) !== "");
   const first = useRef(finished?.key);
   return (
-    <div className="visually-hidden" aria-live="polite">
+    <div className="hidden-text" aria-live="polite">
       {finished && finished.key !== first.current && announcement(finished)}
     </div>
   );
