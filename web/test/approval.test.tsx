@@ -111,7 +111,7 @@ test("ApprovalCard decides nothing by a key", () => {
 test("ApprovalCard shows why a decision was refused, with its field", async () => {
   const card = render(command, {}, () => Promise.reject(new SpoolError({ status: 400, code: "INVALID_REQUEST", detail: "wrong type", field: "arguments.command" })));
   await card.click("Approve Bash");
-  assert.match(card.container.querySelector("[role=alert]")!.textContent!, /wrong type Field: arguments\.command/);
+  assert.match(card.container.querySelector("[role=alert]")!.textContent!, /wrong type.*arguments\.command/);
   assert.equal(card.button("Approve Bash").disabled, false);
 });
 
