@@ -53,7 +53,7 @@ function Page() {
         renderApproval={(approval) => <ApprovalCard approval={approval} onDecide={() => Promise.reject(new Error("a page for development decides nothing"))} />}
         hasOlder={false}
         isLoading={false}
-        loadOlder={() => undefined}
+        loadOlder={() => Promise.resolve()}
         loadWhole={() => undefined}
         truncatedBlockIds={nothing}
         keyOf={idOf}

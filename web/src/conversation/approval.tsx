@@ -65,10 +65,10 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
   const open = approval.status === "pending";
   const shown = { request, approval, decide, sending };
   return (
-    <section className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
+    <div role="group" className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
       <header className="approval-head">
         <StatusMark status={statusOf(approval)} word={approval.status} />
-        <h3 id={headId}>{headline(approval, request)}</h3>
+        <h3 id={headId}>{open ? headline(approval, request) : <Outcome approval={approval} />}</h3>
         {approval.conversationId && approval.conversationId !== "main" && <span className="approval-note">of a sub-agent</span>}
         {open && request.timeoutMs ? <span className="approval-note">rejected if nobody decides within {formatDuration(request.timeoutMs)}</span> : null}
       </header>
@@ -79,17 +79,29 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
           {error !== undefined && <DecisionError error={error} />}
         </>
       ) : (
-        <>
-          <Outcome approval={approval} />
-          <details className="approval-details">
-            <summary>The request</summary>
-            <WhatItDoes request={request} />
-          </details>
-        </>
+        <DecidedRequest request={request} comment={(approval.decided as { comment?: string } | undefined)?.comment} />
       )}
-    </section>
+    </div>
   );
 });
+
+/** What was decided about: folded, because it is over. */
+function DecidedRequest({ request, comment }: { request: Request; comment: string | undefined }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <>
+      {comment && (
+        <q className="approval-comment" dir="auto">
+          {visible(comment)}
+        </q>
+      )}
+      <details className="approval-details" onToggle={(event) => setOpen(event.currentTarget.open)}>
+        <summary>The request</summary>
+        {open && <WhatItDoes request={request} />}
+      </details>
+    </>
+  );
+}
 
 function statusOf({ status }: Approval): Status {
   if (status === "pending") return "waiting";
@@ -365,13 +377,13 @@ const causes: Record<string, string> = {
 
 /** What was decided, by whom and when. */
 function Outcome({ approval }: { approval: Approval }) {
-  const { decidedBy: by, decidedAt, endedAt, cause } = approval;
+  const { decidedBy: by, decidedAt, endedAt, cause, toolName } = approval;
   const who = by && (by.user || by.keyName || by.id || by.kind);
   const when = decidedAt ?? endedAt;
-  const comment = (approval.decided as { comment?: string } | undefined)?.comment;
   return (
-    <p className="approval-outcome">
+    <span className="approval-outcome">
       {outcomes[approval.status ?? ""] ?? visible(approval.status ?? "")}
+      {toolName && <> {visible(toolName)}</>}
       {who && (
         <>
           {" "}
@@ -385,11 +397,6 @@ function Outcome({ approval }: { approval: Approval }) {
         </>
       )}
       {approval.status === "decided" && "; the agent has not received it yet"}
-      {comment && (
-        <q className="approval-comment" dir="auto">
-          {visible(comment)}
-        </q>
-      )}
-    </p>
+    </span>
   );
 }

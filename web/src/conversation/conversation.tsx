@@ -36,8 +36,8 @@ export function Conversation({ sessionId, at }: Props) {
     [executions],
   );
   const [error, setError] = useState<string>();
-  const attempt = useCallback((work: Promise<unknown>) => void work.then(() => setError(undefined), (failure: unknown) => setError(String(failure))), []);
-  const load = useCallback((blockId: string) => attempt(loadBlock(blockId)), [attempt, loadBlock]);
+  const attempt = useCallback((work: Promise<unknown>) => work.then(() => setError(undefined), (failure: unknown) => setError(String(failure))), []);
+  const load = useCallback((blockId: string) => void attempt(loadBlock(blockId)), [attempt, loadBlock]);
   const older = useCallback(() => attempt(loadOlder()), [attempt, loadOlder]);
   const copyLink = useCallback((blockId: string) => copyLinkTo(client, sessionId, blockId), [client, sessionId]);
   const renderApproval = useCallback((approval: Approval) => <SessionApproval approval={approval} decide={decide} />, [decide]);

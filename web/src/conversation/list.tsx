@@ -29,7 +29,8 @@ export interface ConversationListProps {
   renderApproval: (approval: Approval) => ReactNode;
   hasOlder: boolean;
   isLoading: boolean;
-  loadOlder: () => void;
+  /** Loads the page before the first block. Resolves when it is there, or when it could not be loaded. */
+  loadOlder: () => Promise<unknown>;
   /** A block to scroll to and to mark. */
   atBlockId?: string;
   copyLink?: RowActions["copyLink"];
@@ -106,8 +107,9 @@ export function ConversationList(props: ConversationListProps) {
   useLayoutEffect(follow.stick);
   useKeepPosition(scroller, boundary, virtualizer.getTotalSize(), follow.isFollowing);
 
+  const older = useOlder(blocks[0]?.id, hasOlder && !isLoading, loadOlder);
   const loadIfNear = () => {
-    if (hasOlder && !isLoading && scroller.current && scroller.current.scrollTop < loadDistance) loadOlder();
+    if (scroller.current && scroller.current.scrollTop < loadDistance) older.loadOnce();
   };
   useEffect(loadIfNear);
 
@@ -120,7 +122,7 @@ export function ConversationList(props: ConversationListProps) {
     [boundary, virtualizer],
   );
   useFocusOf(content, current);
-  useJumpTo(props.atBlockId, rows, { hasOlder, isLoading, loadOlder }, (row, index) => {
+  useJumpTo(props.atBlockId, rows, older.loadOnce, (row, index) => {
     follow.stop();
     goTo(row, index, "center");
   });
@@ -190,8 +192,8 @@ export function ConversationList(props: ConversationListProps) {
         <div className="conversation-content" ref={content}>
           <div className="conversation-head" style={{ height: headHeight }}>
             {hasOlder ? (
-              <button type="button" className="conversation-older" onClick={loadOlder} disabled={isLoading}>
-                {isLoading ? "Loading…" : "Load older"}
+              <button type="button" className="conversation-older" onClick={older.load} disabled={isLoading || older.isLoading}>
+                {isLoading || older.isLoading ? "Loading…" : "Load older"}
               </button>
             ) : (
               rows.length > 0 && <span>Beginning of the session</span>
@@ -328,8 +330,24 @@ function useFocusOf(content: React.RefObject<HTMLDivElement | null>, key: string
   });
 }
 
+/** Loads older blocks. loadOnce does so once for each first block, so that a page that cannot be loaded is not requested again and again. */
+function useOlder(firstBlockId: string | undefined, hasOlder: boolean, loadOlder: () => Promise<unknown>) {
+  const [isLoading, setLoading] = useState(false);
+  const loadedFor = useRef<string>(undefined);
+  const load = () => {
+    if (!hasOlder || isLoading) return;
+    loadedFor.current = firstBlockId;
+    setLoading(true);
+    void loadOlder().finally(() => setLoading(false));
+  };
+  const loadOnce = () => {
+    if (loadedFor.current !== firstBlockId) load();
+  };
+  return { isLoading, load, loadOnce };
+}
+
 /** Jumps once to the row of a block, and loads older blocks until it is there. */
-function useJumpTo(blockId: string | undefined, rows: readonly Row[], older: { hasOlder: boolean; isLoading: boolean; loadOlder: () => void }, jump: (row: Row, index: number) => void): void {
+function useJumpTo(blockId: string | undefined, rows: readonly Row[], loadOlder: () => void, jump: (row: Row, index: number) => void): void {
   const done = useRef<string>(undefined);
   useEffect(() => {
     if (!blockId || done.current === blockId) return;
@@ -337,7 +355,7 @@ function useJumpTo(blockId: string | undefined, rows: readonly Row[], older: { h
     if (index >= 0) {
       done.current = blockId;
       jump(rows[index]!, index);
-    } else if (older.hasOlder && !older.isLoading) older.loadOlder();
+    } else loadOlder();
   });
 }
 
@@ -402,7 +420,7 @@ function Announcements({ rows }: { rows: readonly Row[] }) {
   const finished = rows.findLast((row) => announcement(row) !== "");
   const first = useRef(finished?.key);
   return (
-    <div className="hidden-text" aria-live="polite">
+    <div className="visually-hidden" aria-live="polite">
       {finished && finished.key !== first.current && announcement(finished)}
     </div>
   );

@@ -3,7 +3,7 @@ import { memo, useEffect, useMemo, useState, type ReactNode } from "react";
 import { visible } from "../text";
 import { CopyButton } from "./code";
 import { FileDiff, UnifiedDiff } from "./diffview";
-import { failuresUrl, remedyOf } from "./failures";
+import { failuresUrl, loadRemedies, remedyOf } from "./failures";
 import { count, formatCost, formatDuration } from "./format";
 import { Icon } from "./icons";
 import { LongText } from "./longtext";
@@ -156,22 +156,22 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
   switch (block.kind) {
     case "user_message":
       return (
-        <section className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
+        <div role="group" className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
           {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} loadWhole={loadWhole} />}
           {block.status === "pending" && <span className="message-note">sending…</span>}
           <RowTools row={row} actions={actions} turn />
-        </section>
+        </div>
       );
     case "assistant_text": {
       const text = block.content ?? "";
       return (
-        <section className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
+        <div role="group" className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
           <LongText text={text} loadWhole={loadWhole}>
             {(part) => <Markdown text={part} streaming={row.streaming} />}
           </LongText>
           {block.status === "error" && <span className="message-note">stopped here</span>}
           {!row.streaming && <RowTools row={row} actions={actions} text={text} />}
-        </section>
+        </div>
       );
     }
     case "thinking": {
@@ -245,7 +245,7 @@ const planStatus = new Map<string, Status>(Object.entries({ completed: "done", i
 function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; title?: string; explanation?: string }) {
   const done = items.filter((item) => item.status === "completed").length;
   return (
-    <section className="plan" aria-label="Plan">
+    <div role="group" className="plan" aria-label="Plan">
       <header className="plan-head">
         <Icon name="plan" />
         <span className="plan-title">{visible(title || "Plan")}</span>
@@ -264,7 +264,7 @@ function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; t
         ))}
       </ol>
       {items.length > 200 && <p className="fold-note">{count(items.length - 200, "item")} more</p>}
-    </section>
+    </div>
   );
 }
 
@@ -282,17 +282,25 @@ function StepLine({ step, open, toggle }: { step: Step; open: boolean; toggle: (
   );
 }
 
-/** An error: what happened, what to do, its code and where the code is described. */
-function Failure({ code, message }: { code?: string; message?: string }) {
-  const [remedy, setRemedy] = useState<string>();
+/** Returns what a code means and what to do, once the page about the codes is loaded. */
+function useRemedy(code: string | undefined): string | undefined {
+  const [, setFailed] = useState<boolean>();
+  const remedy = code && remedyOf(code);
   useEffect(() => {
+    if (!code || remedy !== undefined) return;
     let mounted = true;
     // The message is enough without the page, which a browser that is offline cannot load.
-    if (code) remedyOf(code).then((text) => mounted && setRemedy(text), () => undefined);
+    void loadRemedies().then(() => mounted && setFailed(false), () => mounted && setFailed(true));
     return () => void (mounted = false);
-  }, [code]);
+  }, [code, remedy]);
+  return remedy;
+}
+
+/** An error: what happened, what to do, its code and where the code is described. */
+function Failure({ code, message }: { code?: string; message?: string }) {
+  const remedy = useRemedy(code);
   return (
-    <section className="failure" aria-label="Error">
+    <div role="group" className="failure" aria-label="Error">
       <p className="failure-head">
         <StatusMark status="failed" word="error" />
         <bdi className="failure-message">
@@ -309,7 +317,7 @@ function Failure({ code, message }: { code?: string; message?: string }) {
           {visible(code)}
         </a>
       )}
-    </section>
+    </div>
   );
 }
 
