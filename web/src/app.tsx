@@ -29,7 +29,7 @@ export function App({ code }: { code: string | undefined }) {
   );
 }
 
-function Page({ auth: { state, signIn, signOut } }: { auth: SignIn }) {
+function Page({ auth: { state, signIn, signOut, end } }: { auth: SignIn }) {
   const [, route] = useRoute("/sessions/:id");
   const [isNew] = useRoute("/new");
   const [isApprovals] = useRoute("/approvals");
@@ -51,7 +51,7 @@ function Page({ auth: { state, signIn, signOut } }: { auth: SignIn }) {
         sessions={
           <>
             <Head approvals={count} />
-            <SessionList current={sessionId}>
+            <SessionList current={sessionId} onSignedOut={end}>
               <ThemeSelect />
               <button className="button button-quiet" aria-label="Keys" onClick={() => setHelpOpen(true)}>
                 ?
@@ -99,9 +99,8 @@ function Home() {
     <section className="app-home">
       <h1>No session is open</h1>
       <p>
-        Choose one in the list, <Link href={linkTo("/new")}>start a new one</Link>, or run an agent in a terminal:
+        Choose one in the list, or <Link href={linkTo("/new")}>start a new one</Link>.
       </p>
-      <pre>spool run "hello"</pre>
       <p className="muted">
         <kbd>?</kbd> lists the keys.
       </p>

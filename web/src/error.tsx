@@ -7,6 +7,9 @@ import "./error.css";
 
 const errorsUrl = failuresUrl.replace("failures.md", "errors.md");
 
+/** Length of a remedy that is open at first. */
+const shortRemedy = 300;
+
 interface Meaning {
   title: string;
   remedy: string;
@@ -43,17 +46,23 @@ export function ErrorNote({ error, onRetry }: { error: unknown; onRetry?: () => 
       <p>
         {meaning && <strong>{meaning.title}. </strong>}
         <bdi>{visible(what)}</bdi>
-        {error instanceof SpoolError && error.field && (
-          <>
-            {" "}
-            Field: <code>{visible(error.field)}</code>.
-          </>
-        )}
       </p>
-      {meaning && <Markdown text={meaning.remedy} />}
+      {meaning && (
+        <details open={meaning.remedy.length <= shortRemedy}>
+          <summary>What to do</summary>
+          <Markdown text={meaning.remedy} />
+        </details>
+      )}
       {code && (
         <p className="muted">
-          <code>{visible(code)}</code> ·{" "}
+          <code>{visible(code)}</code>
+          {error instanceof SpoolError && error.field && (
+            <>
+              {" "}
+              · field <code>{visible(error.field)}</code>
+            </>
+          )}{" "}
+          ·{" "}
           <a href={errorsUrl} target="_blank" rel="noopener">
             all codes
           </a>

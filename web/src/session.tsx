@@ -131,6 +131,11 @@ function Turn({ execution: { execution, phase, error, cancel, pause, resume, rec
   if (!execution || !(isActive || phase === "paused" || phase === "failed")) return null;
   return (
     <div className="session-turn">
+      {execution.waiting && (
+        <p className="session-waiting" role="status">
+          <bdi>{visible(execution.waiting.detail ?? "")}</bdi> <bdi>{visible(execution.waiting.remedy ?? "")}</bdi>
+        </p>
+      )}
       <div className="session-turn-line">
         <PhaseMark phase={phase} />
         <span className="muted" aria-live="polite">
@@ -168,11 +173,6 @@ function Turn({ execution: { execution, phase, error, cancel, pause, resume, rec
 function TurnFacts({ execution }: { execution: Execution }) {
   const { durationMs, costUsd, usage } = execution;
   const tokens = (usage?.inputTokens ?? 0) + (usage?.outputTokens ?? 0);
-  return (
-    <span className="muted">
-      {durationMs ? formatDuration(durationMs) : ""}
-      {costUsd ? ` · ${formatCost(costUsd)}` : ""}
-      {tokens ? ` · ${tokens.toLocaleString("en")} tokens` : ""}
-    </span>
-  );
+  const facts = [durationMs && formatDuration(durationMs), costUsd && formatCost(costUsd), tokens && `${tokens.toLocaleString("en")} tokens`];
+  return <span className="muted">{facts.filter(Boolean).join(" · ")}</span>;
 }

@@ -27,13 +27,26 @@ const rowHeight = 54;
 const failedRowHeight = 72;
 const searchDelayMs = 250;
 
-/** The live list of sessions, with search and filters. `current` is the id of the open session; children are below the list. */
-export function SessionList({ current, children }: { current: string | undefined; children?: ReactNode }) {
+interface SessionListProps {
+  /** The id of the open session. */
+  current: string | undefined;
+  /** Called when the stream of changes ends because the sign-in has ended. */
+  onSignedOut: () => void;
+  /** Below the list. */
+  children?: ReactNode;
+}
+
+/** The live list of sessions, with search and filters. */
+export function SessionList({ current, onSignedOut, children }: SessionListProps) {
   const { parameters, set } = useParameters();
   const phase = parameters.get("phase") ?? "";
   const search = parameters.get("q") ?? "";
   const phases = filters.find((f) => f.name.toLowerCase() === phase)?.phases;
   const { sessions, isLoading, error, hasMore, loadMore, refresh, connection } = useSessionList({ ...(phases && { phase: phases }), ...(search && { search }), pageSize: 100 });
+  const isSignedOut = connection.reason === "unauthenticated";
+  useEffect(() => {
+    if (isSignedOut) onSignedOut();
+  }, [isSignedOut, onSignedOut]);
   const isFiltered = phases !== undefined || search !== "";
 
   return (
@@ -165,7 +178,7 @@ function Row({ session, isCurrent }: { session: SessionRow; isCurrent: boolean }
 function Skeleton() {
   return (
     <div className="sessions-skeleton" role="status">
-      <span className="hidden-text">Loading sessions</span>
+      <span className="visually-hidden">Loading sessions</span>
       {Array.from({ length: 8 }, (_, i) => (
         <div key={i} className="sessions-skeleton-row" />
       ))}

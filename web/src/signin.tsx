@@ -1,5 +1,5 @@
 import { SpoolError, type SpoolClient } from "@spoolhq/client";
-import { useEffect, useMemo, useRef, useState, type FormEvent } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState, type FormEvent } from "react";
 import { newClient } from "./client";
 import { ErrorNote } from "./error";
 import "./signin.css";
@@ -15,6 +15,8 @@ export interface SignIn {
   client: SpoolClient;
   signIn: (apiKey: string) => Promise<void>;
   signOut: () => Promise<void>;
+  /** Shows that the session of the sign-in has ended. */
+  end: () => void;
   retry: () => void;
 }
 
@@ -29,12 +31,9 @@ export function takeCode(): string | undefined {
 export function useSignIn(code: string | undefined): SignIn {
   const [state, setState] = useState<SignInState>({ status: "checking" });
   const [generation, setGeneration] = useState(0);
+  const end = useCallback(() => setState((s) => (s.status === "signed_in" ? { ...s, ended: true } : s)), []);
   // A new sign-in gets a new client, so that streams that had ended are opened again.
-  const client = useMemo(() => {
-    const end = () => setState((s) => (s.status === "signed_in" ? { ...s, ended: true } : s));
-    return newClient(end);
-    // eslint-disable-next-line react-hooks/exhaustive-deps
-  }, [generation]);
+  const client = useMemo(() => newClient(end), [generation, end]);
   const pending = useRef(code);
 
   useEffect(() => {
@@ -70,6 +69,7 @@ export function useSignIn(code: string | undefined): SignIn {
       await client.signOut();
       setState({ status: "signed_out" });
     },
+    end,
     retry: () => setGeneration((n) => n + 1),
   };
 }

@@ -1,6 +1,6 @@
 import type { CallParams, Schemas, SessionChange, SpoolClient } from "@spoolhq/client";
 import { changeHub } from "./change-hub.js";
-import { Source, coalesced, idleConnection, type SourceSnapshot } from "./source.js";
+import { Source, coalesced, idleConnection, single, type SourceSnapshot } from "./source.js";
 
 type SessionRow = Schemas["spool.v1.Session"];
 
@@ -82,7 +82,7 @@ export class SessionListSource extends Source<SessionListSnapshot> {
   });
 
   /** Reads the next page. */
-  readonly loadMore = coalesced(async () => {
+  readonly loadMore = single(async () => {
     if (!this.#more) return;
     try {
       const { sessions = [], nextPageToken } = await this.client.call("Sessions_ListSessions", { query: { ...this.#query, pageToken: this.#more } });

@@ -1,7 +1,7 @@
 import type { Block, CallParams, Part, PlanItem, Schemas, SessionEvent, Step } from "@spoolhq/client";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { useClient } from "./provider.js";
-import { hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSnapshot, type SessionSource } from "./session-source.js";
+import { hasEnded, hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSnapshot, type SessionSource } from "./session-source.js";
 import type { Connection } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
 
@@ -183,13 +183,21 @@ export function useExecutions(id: string | undefined): readonly Schemas["spool.v
   return useSessionPart(useSessionSource(id), (s) => s.executions);
 }
 
+/** Why an execution waits. */
+export interface Waiting {
+  /** approval (for a person), paused, or earlier_execution (of the session). */
+  reason: string;
+  /** With earlier_execution: the execution that has to end first. */
+  executionId?: string;
+}
+
 export interface UseExecution {
   /** The newest execution of the session. */
   execution: Schemas["spool.v1.Execution"] | undefined;
   phase: string | undefined;
   error: Error | undefined;
-  /** Why the execution waits: for earlier executions or for a person. */
-  waiting: "queue" | "approval" | undefined;
+  /** Why the execution waits, if that is known. */
+  waiting: Waiting | undefined;
   cancel(): Promise<void>;
   pause(): Promise<void>;
   resume(): Promise<void>;
@@ -203,18 +211,18 @@ export interface UseExecution {
 export function useExecution(id: string | undefined): UseExecution {
   const client = useClient();
   const source = useSessionSource(id);
-  const execution = useSessionPart(source, (s) => s.executions[s.executions.length - 1]);
+  const executions = useSessionPart(source, (s) => s.executions);
+  const execution = executions[executions.length - 1];
   const control = (operation: "Executions_CancelExecution" | "Executions_PauseExecution" | "Executions_ResumeExecution" | "Executions_RecoverExecution") => async (s: SessionSource) => {
     const newest = s.getSnapshot().executions.at(-1)?.executionId;
     if (!newest) throw new Error("the session has no execution");
     await client.call(operation, { path: { execution_id: newest } });
   };
-  const phase = execution?.phase;
   return {
     execution,
-    phase,
+    phase: execution?.phase,
     error: useSessionPart(source, (s) => s.error),
-    waiting: phase === "queued" ? "queue" : phase === "waiting_for_approval" ? "approval" : undefined,
+    waiting: useMemo(() => waitingOf(executions), [executions]),
     cancel: useWith(source, "cancel", control("Executions_CancelExecution")),
     pause: useWith(source, "pause", control("Executions_PauseExecution")),
     resume: useWith(source, "resume", control("Executions_ResumeExecution")),
@@ -229,6 +237,15 @@ export interface UsePlan {
   steps: readonly Step[];
   /** The block that has the plan; undefined if there is none, or if it is before the blocks that were read. */
   blockId: string | undefined;
+}
+
+/** Returns why the last execution waits. */
+function waitingOf(executions: SessionSnapshot["executions"]): Waiting | undefined {
+  const phase = executions[executions.length - 1]?.phase;
+  if (phase === "waiting_for_approval") return { reason: "approval" };
+  if (phase === "paused") return { reason: "paused" };
+  const earlier = executions.slice(0, -1).find((e) => !hasEnded(e));
+  return phase === "queued" && earlier ? { reason: "earlier_execution", executionId: earlier.executionId! } : undefined;
 }
 
 /** The present plan of the session's main conversation. */

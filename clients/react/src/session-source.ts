@@ -1,5 +1,5 @@
 import { BlockView, SpoolError, isTerminal, type Block, type CallParams, type Part, type PlanItem, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
-import { Source, coalesced, idleConnection, type SourceSnapshot } from "./source.js";
+import { Source, coalesced, idleConnection, single, type SourceSnapshot } from "./source.js";
 
 /** The blocks of a conversation. */
 export interface ConversationBlocks {
@@ -60,7 +60,8 @@ const maxWaiting = 10_000; // events that were received and not taken in
 
 /** Events after which session and executions are read again. */
 const changesDetails = /^(session_|execution_|message_accepted|attempt_failed|approval_|sandbox_(?!usage|health)|workspace_synced)/;
-const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
+/** Reports whether an execution has ended. */
+export const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
 const streamedKinds = new Set<string>(["assistant_text", "thinking", "tool_use"]);
 
 type PlanBlock = Extract<Block, { kind: "plan" | "todo" }>;
@@ -282,7 +283,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   }
 
   /** Reads the page of blocks before the oldest one. */
-  readonly loadOlder = coalesced(async () => {
+  readonly loadOlder = single(async () => {
     if (!this.#older) return;
     try {
       const page = await this.session.newestBlocks({ conversationId: "main", limit: pageSize, before: this.#older, minPosition: this.#position });

@@ -34,8 +34,9 @@ test("older pages come before the blocks, and unchanged blocks stay the same obj
   const view = await renderHook(t, g.client, () => useMessages("ses_1"));
   await live(view);
   const [newest] = view.last.blocks;
-  await view.act(() => view.last.loadOlder());
+  await view.act(() => Promise.all([view.last.loadOlder(), view.last.loadOlder()]));
   await paintUntil(() => view.last.blocks.length === 3);
+  assert.equal(g.count("/api/sessions/ses_1/blocks"), 2);
   assert.deepEqual(texts(view), ["1", "2", "3"]);
   assert.equal(view.last.blocks[2], newest);
   assert.equal(view.last.hasOlder, false);
@@ -59,6 +60,23 @@ test("1,000 deltas cause one render a frame", async (t) => {
   }
   assert.ok(painted < 100, `${painted} frames had a change`);
   assert.ok(view.seen.length - before <= painted, `${view.seen.length - before} renders in ${painted} frames`);
+});
+
+test("a hidden page is updated too", async (t) => {
+  const g = await gateway(t);
+  const view = await renderHook(t, g.client, () => useMessages("ses_1"));
+  await live(view);
+  let hidden = false;
+  Object.defineProperty(document, "hidden", { get: () => hidden, configurable: true });
+  t.after(() => delete document.hidden);
+  g.send(event(1, "message_accepted", { blockId: "a", content: "1" }));
+  while (frames.size === 0) await settle();
+  hidden = true;
+  await view.act(async () => document.dispatchEvent(new window.Event("visibilitychange")));
+  assert.equal(frames.size, 0);
+  g.send(event(2, "block_start", { block: { id: "b", kind: "assistant_text", content: "2" } }));
+  while (texts(view).length < 2) await settle();
+  assert.equal(frames.size, 0);
 });
 
 test("a block that completes is there in every render, under the same id", async (t) => {
@@ -146,6 +164,18 @@ test("hooks with one id share one connection, which ends with the last of them, 
   await two.unmount();
   await paintUntil(() => g.streams.size === 0);
   assert.equal(frames.size, 0);
+});
+
+test("a component that takes the place of another one continues with its connection", async (t) => {
+  const g = await gateway(t);
+  const view = await renderHook(t, g.client, () => useMessages("ses_1"), { remount: true });
+  await live(view);
+  await view.render("next");
+  await settle();
+  assert.equal(view.last.connection.status, "live");
+  g.send(event(1, "message_accepted", { blockId: "a", content: "hi" }));
+  await paintUntil(() => view.last.blocks.length === 1);
+  assert.equal(g.count("/api/sessions/ses_1/events/stream"), 1);
 });
 
 test("another id shows another session, and no id shows nothing", async (t) => {
@@ -282,6 +312,21 @@ test("executions, usage and session follow the events", async (t) => {
   g.send(event(2, "execution_completed", { durationMs: 1 }));
   await paintUntil(() => view.last.phase === "completed" && view.last.session.phase === "completed");
   assert.equal(g.requests.filter((r) => r.path === "/api/sessions/ses_1").at(-1).query.minPosition, "0-2");
+});
+
+test("an execution waits for a person, for the one before it, or because it is paused", async (t) => {
+  let executions = [{ executionId: "exe_1", phase: "running" }, { executionId: "exe_2", phase: "queued" }];
+  const g = await gateway(t, { "/api/sessions/ses_1/executions": (_, response) => json(response, { executions }) });
+  const view = await renderHook(t, g.client, () => useExecution("ses_1"));
+  await paintUntil(() => view.last.execution && g.streams.size === 1);
+  assert.deepEqual(view.last.waiting, { reason: "earlier_execution", executionId: "exe_1" });
+  let seq = 0;
+  for (const [phase, waiting] of [["waiting_for_approval", { reason: "approval" }], ["paused", { reason: "paused" }], ["running", undefined], ["completed", undefined]]) {
+    executions = [{ executionId: "exe_2", phase }];
+    g.send(event(++seq, "execution_started", {}));
+    await paintUntil(() => view.last.phase === phase);
+    assert.deepEqual(view.last.waiting, waiting);
+  }
 });
 
 test("approval requests of a session open, are decided, and end", async (t) => {

@@ -34,6 +34,9 @@ export interface ConversationListProps {
   /** A block to scroll to and to mark. */
   atBlockId?: string;
   copyLink?: RowActions["copyLink"];
+  showEvent?: RowActions["showEvent"];
+  /** Saves the whole conversation as a file. */
+  download?: () => void;
   loadWhole: RowActions["loadWhole"];
 }
 
@@ -42,7 +45,7 @@ export interface ConversationListProps {
  * in a virtual list, those of the last turn below it.
  */
 export function ConversationList(props: ConversationListProps) {
-  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, truncatedBlockIds, keyOf } = props;
+  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, showEvent, truncatedBlockIds, keyOf } = props;
   const [opened, setOpened] = useState<ReadonlyMap<string, boolean>>(new Map());
   const [current, setCurrent] = useState<string>();
   const scroller = useRef<HTMLDivElement>(null);
@@ -81,8 +84,9 @@ export function ConversationList(props: ConversationListProps) {
       turnMarkdown: (executionId) => transcriptMarkdown(latestBlocks.current.filter((block) => block.executionId === executionId)),
       loadWhole,
       ...(copyLink ? { copyLink } : {}),
+      ...(showEvent ? { showEvent } : {}),
     }),
-    [follow.stop, loadWhole, copyLink],
+    [follow.stop, loadWhole, copyLink, showEvent],
   );
 
   const boundary = tailStart(rows);
@@ -198,6 +202,11 @@ export function ConversationList(props: ConversationListProps) {
             ) : (
               rows.length > 0 && <span>Beginning of the session</span>
             )}
+            {props.download && rows.length > 0 && (
+              <button type="button" className="conversation-older" onClick={props.download}>
+                Download transcript
+              </button>
+            )}
           </div>
           <div className="conversation-virtual" style={{ height: virtualizer.getTotalSize() }}>
             {virtualizer.getVirtualItems().map((item) => (
@@ -250,6 +259,10 @@ function elementOf(content: HTMLElement | null, key: string): HTMLElement | null
   return content?.querySelector<HTMLElement>(`[data-row="${CSS.escape(key)}"]`) ?? null;
 }
 
+function distanceFromEnd(element: HTMLElement): number {
+  return element.scrollHeight - element.clientHeight - element.scrollTop;
+}
+
 /** Keeps the list at its end until the person scrolls up, and again once they are back at the end. */
 function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: React.RefObject<HTMLDivElement | null>) {
   const [state, setState] = useState<{ isFollowing: boolean; leftAt?: string }>({ isFollowing: true });
@@ -262,11 +275,12 @@ function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: Re
   }, []);
   const stick = useCallback(() => {
     const element = scroller.current;
-    if (following.current && element) {
+    if (!element) return;
+    if (following.current) {
       element.scrollTop = element.scrollHeight;
       lastTop.current = element.scrollTop;
-    }
-  }, [scroller]);
+    } else if (distanceFromEnd(element) <= 2) set(true); // what was opened is closed again, or fits
+  }, [scroller, set]);
   useEffect(() => {
     // Images, fonts and opened rows change the height without a render of the list.
     const observer = new ResizeObserver(stick);
@@ -282,8 +296,7 @@ function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: Re
   const onScroll = useCallback(
     (lastKey: string | undefined) => {
       const element = scroller.current!;
-      const distance = element.scrollHeight - element.clientHeight - element.scrollTop;
-      if (distance <= 2) set(true);
+      if (distanceFromEnd(element) <= 2) set(true);
       else if (element.scrollTop < lastTop.current - 1) set(false, lastKey);
       lastTop.current = element.scrollTop;
     },
@@ -373,7 +386,7 @@ function useKeys(keys: Keys): void {
   latest.current = keys;
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {
-      const target = event.target as HTMLElement;
+      const target = event.target instanceof Element ? event.target : document.body;
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, [contenteditable], dialog")) return;
       const { step, next, toggle, toggleAll, end } = latest.current;
       switch (event.key) {
@@ -420,7 +433,7 @@ function Announcements({ rows }: { rows: readonly Row[] }) {
   const finished = rows.findLast((row) => announcement(row) !== "");
   const first = useRef(finished?.key);
   return (
-    <div className="visually-hidden" aria-live="polite">
+    <div className="hidden-text" aria-live="polite">
       {finished && finished.key !== first.current && announcement(finished)}
     </div>
   );
