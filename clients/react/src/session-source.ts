@@ -27,6 +27,8 @@ export interface SessionSnapshot extends SourceSnapshot {
   metadata: ConversationMetadata | undefined;
   events: readonly SessionEvent[];
   truncatedBlockIds: ReadonlySet<string>;
+  /** Why the newest execution waited when it was read last, in its phase of that time. */
+  waiting: Pick<Schemas["spool.v1.Execution"], "executionId" | "phase" | "waiting"> | undefined;
   /** The plan of the main conversation, if its block is before the blocks that were read. */
   earlierPlan: readonly PlanItem[] | undefined;
 }
@@ -50,6 +52,7 @@ export const idleSession: SessionSnapshot = {
   metadata: undefined,
   events: [],
   truncatedBlockIds: new Set(),
+  waiting: undefined,
   earlierPlan: undefined,
 };
 
@@ -60,8 +63,7 @@ const maxWaiting = 10_000; // events that were received and not taken in
 
 /** Events after which session and executions are read again. */
 const changesDetails = /^(session_|execution_|message_accepted|attempt_failed|approval_|sandbox_(?!usage|health)|workspace_synced)/;
-/** Reports whether an execution has ended. */
-export const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
+const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
 const streamedKinds = new Set<string>(["assistant_text", "thinking", "tool_use"]);
 
 type PlanBlock = Extract<Block, { kind: "plan" | "todo" }>;
@@ -334,6 +336,19 @@ export class SessionSource extends Source<SessionSnapshot> {
       this.#set({ session, executions: all });
       const last = all[all.length - 1];
       if (last && !this.getSnapshot().metadata) this.#set({ metadata: { ...(last.usage && { usage: last.usage }), ...(last.costUsd && { costUsd: last.costUsd }), ...(last.model && { model: last.model }) } });
+    } catch (error) {
+      this.#failedRead(error);
+    }
+  });
+
+  /** Reads why the newest execution waits. */
+  readonly readWaiting = coalesced(async () => {
+    const id = this.#executions[this.#executions.length - 1]?.executionId;
+    if (!id) return;
+    try {
+      const { executionId, phase, waiting } = await this.client.call("Executions_GetExecution", { path: { execution_id: id } });
+      const next = { ...(executionId && { executionId }), ...(phase && { phase }), ...(waiting && { waiting }) };
+      if (JSON.stringify(next) !== JSON.stringify(this.getSnapshot().waiting)) this.#set({ waiting: next });
     } catch (error) {
       this.#failedRead(error);
     }

@@ -314,19 +314,24 @@ test("executions, usage and session follow the events", async (t) => {
   assert.equal(g.requests.filter((r) => r.path === "/api/sessions/ses_1").at(-1).query.minPosition, "0-2");
 });
 
-test("an execution waits for a person, for the one before it, or because it is paused", async (t) => {
-  let executions = [{ executionId: "exe_1", phase: "running" }, { executionId: "exe_2", phase: "queued" }];
-  const g = await gateway(t, { "/api/sessions/ses_1/executions": (_, response) => json(response, { executions }) });
+test("an execution that waits has the reason, until it runs", async (t) => {
+  let phase = "queued";
+  let waiting = { reason: "slot", detail: "no free slot" };
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/executions": (_, response) => json(response, { executions: [{ executionId: "exe_1", phase }] }),
+    "/api/executions/exe_1": (_, response) => json(response, { executionId: "exe_1", phase, waiting }),
+  });
   const view = await renderHook(t, g.client, () => useExecution("ses_1"));
-  await paintUntil(() => view.last.execution && g.streams.size === 1);
-  assert.deepEqual(view.last.waiting, { reason: "earlier_execution", executionId: "exe_1" });
-  let seq = 0;
-  for (const [phase, waiting] of [["waiting_for_approval", { reason: "approval" }], ["paused", { reason: "paused" }], ["running", undefined], ["completed", undefined]]) {
-    executions = [{ executionId: "exe_2", phase }];
-    g.send(event(++seq, "execution_started", {}));
-    await paintUntil(() => view.last.phase === phase);
-    assert.deepEqual(view.last.waiting, waiting);
-  }
+  await paintUntil(() => view.last.waiting && g.streams.size === 1);
+  assert.deepEqual([view.last.waiting.detail, view.last.execution.waiting.reason], ["no free slot", "slot"]);
+  [phase, waiting] = ["paused", { reason: "paused" }];
+  g.send(event(1, "execution_paused", {}));
+  await paintUntil(() => view.last.waiting?.reason === "paused");
+  [phase, waiting] = ["running", undefined];
+  g.send(event(2, "execution_resumed", {}));
+  await paintUntil(() => view.last.phase === "running");
+  assert.ok(view.seen.every((s) => s.waiting === undefined || { queued: "slot", paused: "paused" }[s.phase] === s.waiting.reason));
+  assert.equal(view.last.waiting, undefined);
 });
 
 test("approval requests of a session open, are decided, and end", async (t) => {
