@@ -166,6 +166,18 @@ test("hooks with one id share one connection, which ends with the last of them, 
   assert.equal(frames.size, 0);
 });
 
+test("a component that takes the place of another one continues with its connection", async (t) => {
+  const g = await gateway(t);
+  const view = await renderHook(t, g.client, () => useMessages("ses_1"), { remount: true });
+  await live(view);
+  await view.render("next");
+  await settle();
+  assert.equal(view.last.connection.status, "live");
+  g.send(event(1, "message_accepted", { blockId: "a", content: "hi" }));
+  await paintUntil(() => view.last.blocks.length === 1);
+  assert.equal(g.count("/api/sessions/ses_1/events/stream"), 1);
+});
+
 test("another id shows another session, and no id shows nothing", async (t) => {
   const g = await gateway(t, { "/api/sessions/ses_1/blocks": { blocks: [block("a", "user_message", { content: "hi" })], tip: 1 } });
   const view = await renderHook(t, g.client, (id) => useMessages(id));

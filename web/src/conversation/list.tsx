@@ -444,7 +444,7 @@ function Announcements({ rows }: { rows: readonly Row[] }) {
   const finished = rows.findLast((row) => announcement(row) !== "");
   const first = useRef(finished?.key);
   return (
-    <div className="hidden-text" aria-live="polite">
+    <div className="visually-hidden" aria-live="polite">
       {finished && finished.key !== first.current && announcement(finished)}
     </div>
   );
