@@ -139,6 +139,32 @@ func TestWaits_TenantLimit(t *testing.T) {
 	}
 }
 
+// An execution that an executor has claimed waits for a sandbox while the tenant's other execution, in another executor, uses the
+// only sandbox that the tenant may have on the engine.
+func TestWaits_TenantSandboxes(t *testing.T) {
+	t.Parallel()
+	b := newBench(t, polite)
+	b.limits(tenant, events.TenantLimits{Sandboxes: 1})
+	b.run()
+	s, next := b.session(), b.session()
+	first := s.post("go")
+	s.untilStarted()
+	other := b.run()
+	second := next.post("go")
+	b.until("the other executor reports that it waits for a sandbox", func() bool {
+		e, found := b.wait(second)
+		return found && e.Reason == waiting.TenantLimit && e.Holder == other.ID() && e.Limit == 1 && e.Used == 1 && strings.Contains(e.Detail, "sandboxes")
+	})
+	s.interrupt()
+	s.untilEnded(first)
+	s.remove()
+	s.job()
+	next.untilStarted()
+	b.untilNoWait(second)
+	next.interrupt()
+	next.untilEnded(second)
+}
+
 // An execution whose attempt failed is reported with the time of the next one.
 func TestWaits_NotBefore(t *testing.T) {
 	t.Parallel()

@@ -49,6 +49,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/signin"
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
+	"github.com/spoolhq/spool/services/gateway/internal/waits"
 	"github.com/spoolhq/spool/web"
 )
 
@@ -163,7 +164,7 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 	server := &api.Server{
 		Objects: objects.New(objects.Config{JetStream: js, Room: g.storageWatch}), Skills: objects.New(objects.Config{JetStream: js, Bucket: topology.BucketSkills, Room: g.storageWatch}), Sealer: sealer,
 		Auth: authenticator, SignIn: signIns, Failures: failures, Dead: dead.New(js), Quota: stored, Admission: admissions,
-		Reads: g.store, Live: g.hub, Changes: g.changes, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
+		Reads: g.store, Waits: waits.New(waits.Config{ReadModels: g.store, JetStream: js, Logger: g.deps.Logger}), Live: g.hub, Changes: g.changes, Player: player, Watch: g.keyWatch, Files: livefiles.NewClient(g.deps.NATS), Now: g.deps.Now, Entropy: rand.Reader, WriteTimeout: g.cfg.WriteTimeout, Metrics: counts,
 		Send: commands.New(commands.Config{
 			JetStream: js, Room: g.storageWatch, Quota: stored.CheckLimit, Timeout: g.cfg.CommandTimeout, Now: g.deps.Now, Entropy: rand.Reader, Logger: g.deps.Logger,
 			OnOutcome: counts.CountCommand, OnStored: g.hub.RecordCommit,

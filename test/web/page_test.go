@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -29,6 +31,24 @@ func TestPage_AtTheRoot(t *testing.T) {
 	u.RunWhileUp(nil, func() {
 		runScenario(t, "load", openPage(t, u))
 		runScenario(t, "attack", openPage(t, u))
+	})
+}
+
+// TestPage_SignInMessageAndApproval tests what a person does in the page, with an agent that asks before each call.
+func TestPage_SignInMessageAndApproval(t *testing.T) {
+	t.Parallel()
+	needBrowser(t)
+	u := harness.NewUpInstallation(t)
+	u.RunWhileUp(nil, func() {
+		definition := filepath.Join(t.TempDir(), "asks.yaml")
+		if err := os.WriteFile(definition, []byte("kind: agent\nslug: asks\nspec:\n  architecture: spool\n  instructions: You write programs.\n  permissions: {preset: ask}\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if code, printed := u.RunCLI(nil, "agents", "apply", "-f", definition); code != 0 {
+			t.Fatalf("spool agents apply exited with %d and printed %q", code, printed)
+		}
+		_, key := u.RunCLI(nil, "keys", "local")
+		runScenario(t, "inspect", openPage(t, u), "SPOOL_KEY="+strings.TrimSpace(key))
 	})
 }
 

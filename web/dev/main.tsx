@@ -18,6 +18,9 @@ function longConversation(count: number): Block[] {
   return Array.from({ length: count }, (_, i) => sample.map((block) => ({ ...block, id: `${block.id}_${i}`, executionId: `exe_${i}` }))).flat();
 }
 
+const nothing = new Set<string>();
+const idOf = (block: Block) => block.id;
+
 /** Shows the recording that the hash of the URL names. */
 function Page() {
   const [name, setName] = useState(decodeURIComponent(location.hash.slice(1)) || "sample");
@@ -50,9 +53,10 @@ function Page() {
         renderApproval={(approval) => <ApprovalCard approval={approval} onDecide={() => Promise.reject(new Error("a page for development decides nothing"))} />}
         hasOlder={false}
         isLoading={false}
-        loadOlder={() => undefined}
+        loadOlder={() => Promise.resolve()}
         loadWhole={() => undefined}
-        cutBytes={() => undefined}
+        truncatedBlockIds={nothing}
+        keyOf={idOf}
       />
     </div>
   );

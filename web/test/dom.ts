@@ -8,12 +8,11 @@ export function parse(html: string): HTMLElement {
 }
 
 /** Makes the globals of a browser, for tests that render with react-dom/client. */
-export function installBrowser(): Window {
+export function installBrowser(): void {
   const window = new Window({ url: "http://localhost/" });
-  for (const name of ["document", "HTMLElement", "Node", "Element", "Event", "KeyboardEvent", "MouseEvent", "CSS", "ResizeObserver", "requestAnimationFrame", "cancelAnimationFrame"] as const) {
+  for (const name of ["document", "navigator", "HTMLElement", "Node", "Element", "Event", "KeyboardEvent", "MouseEvent", "CSS", "ResizeObserver", "requestAnimationFrame", "cancelAnimationFrame"] as const) {
     Object.defineProperty(globalThis, name, { value: window[name as keyof Window], configurable: true, writable: true });
   }
   Object.defineProperty(globalThis, "window", { value: window, configurable: true, writable: true });
   Object.defineProperty(globalThis, "IS_REACT_ACT_ENVIRONMENT", { value: true, configurable: true, writable: true });
-  return window;
 }

@@ -8,6 +8,8 @@ const block = (id: string, fields: object): Block => ({ id, status: "complete", 
 const conversation = (fields: Partial<Conversation>): Conversation => ({
   blocks: [],
   streamingBlockIds: new Set(),
+  truncatedBlockIds: new Set(),
+  keyOf: (b) => b.id,
   subagents: new Map(),
   turns: new Map(),
   approvals: [],

@@ -1,4 +1,5 @@
 import type { Schemas, SpoolClient } from "@spoolhq/client";
+import { changeHub } from "./change-hub.js";
 import { Source, coalesced, idleConnection, type SourceSnapshot } from "./source.js";
 
 export interface ApprovalListSnapshot extends SourceSnapshot {
@@ -9,7 +10,6 @@ export const idleApprovals: ApprovalListSnapshot = { approvals: [], connection: 
 
 /** The open approval requests of all sessions. They are read again when a session with requests changes. */
 export class ApprovalListSource extends Source<ApprovalListSnapshot> {
-  #cursor: string | undefined;
   #open = new Map<string, number>(); // session id to its number of open requests
   #next: Partial<ApprovalListSnapshot> = {};
 
@@ -18,8 +18,7 @@ export class ApprovalListSource extends Source<ApprovalListSnapshot> {
   }
 
   protected async run(signal: AbortSignal): Promise<void> {
-    for await (const change of this.client.changes({ after: this.#cursor, signal, onStatus: this.onStatus })) {
-      this.#cursor = change.cursor;
+    for await (const change of changeHub(this.client).follow(signal, this.onStatus)) {
       const before = change.type === "started" ? undefined : (this.#open.get(change.type === "session" ? change.session.sessionId! : change.sessionId) ?? 0);
       const now = change.type === "session" ? (change.session.openApprovals ?? 0) : 0;
       if (change.type === "session") this.#open.set(change.session.sessionId!, now);

@@ -1,5 +1,5 @@
 import type { Schemas, SessionEvent } from "@spoolhq/client";
-import { useCallback, useEffect, useMemo, useState } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import type { SessionSource } from "./session-source.js";
 import { coalesced } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
@@ -37,13 +37,15 @@ export function useWorkspaceFiles(id: string | undefined, options: { live?: bool
   }, [source, read, live]);
   const present = result?.source === source ? result : undefined;
   const files = present?.files ?? none;
+  const latest = useRef(files); // so that functions stay the same
+  latest.current = files;
   return {
     files,
     isLoading: source !== undefined && present === undefined && connection.status !== "ended",
     error: present?.error,
     getFile: useWith(source, "getFile", (s, path: string) => s.session.files.get(path, { live })),
-    getFilesByPattern: useCallback((glob) => files.filter((f) => globExpression(glob).test(f.path)), [files]),
-    getFilesByExtension: useCallback((extension) => files.filter((f) => f.path.endsWith(`.${extension.replace(/^\./, "")}`)), [files]),
+    getFilesByPattern: useCallback((glob) => latest.current.filter((f) => globExpression(glob).test(f.path)), []),
+    getFilesByExtension: useCallback((extension) => latest.current.filter((f) => f.path.endsWith(`.${extension.replace(/^\./, "")}`)), []),
     refresh: useWith(read, "refresh", (again) => again()),
   };
 }

@@ -8,12 +8,12 @@ export {
   useAgentSession,
   useEvents,
   useExecution,
+  useExecutions,
   useLogs,
   useMessages,
   usePlan,
   useSubagents,
   useUsage,
-  type PlanItem,
   type Subagent,
   type SubagentStatus,
   type UseAgentSession,
@@ -23,6 +23,7 @@ export {
   type UsePlan,
   type UseSubagents,
   type UseUsage,
+  type Waiting,
 } from "./session-hooks.js";
 export type { ConversationMetadata, MessageOptions } from "./session-source.js";
 export type { Connection } from "./source.js";

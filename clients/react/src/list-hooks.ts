@@ -1,5 +1,5 @@
 import type { CallParams, Schemas } from "@spoolhq/client";
-import { useCallback, useMemo } from "react";
+import { useCallback, useEffect, useMemo } from "react";
 import { approvalSource, idleApprovals } from "./approval-source.js";
 import { filterKey, idleList, listSource, type SessionFilters } from "./list-source.js";
 import { useClient } from "./provider.js";
@@ -48,6 +48,7 @@ export function useApprovals(sessionId?: string): UseApprovals {
   const client = useClient();
   const session = useSessionSource(sessionId);
   const all = useMemo(() => (sessionId === undefined ? approvalSource(client) : undefined), [client, sessionId]);
+  useEffect(() => void session?.readApprovals(), [session]);
   const ofSession = useSessionPart(session, (s) => s.approvals);
   const ofAll = useSource(all, idleApprovals, (s) => s.approvals);
   const sessionError = useSessionPart(session, (s) => s.error);

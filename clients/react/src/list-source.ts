@@ -1,5 +1,6 @@
 import type { CallParams, Schemas, SessionChange, SpoolClient } from "@spoolhq/client";
-import { Source, coalesced, idleConnection, type SourceSnapshot } from "./source.js";
+import { changeHub } from "./change-hub.js";
+import { Source, coalesced, idleConnection, single, type SourceSnapshot } from "./source.js";
 
 type SessionRow = Schemas["spool.v1.Session"];
 
@@ -30,7 +31,6 @@ const viewParameters = new Set(["sort", "order", "pageSize"]);
 export class SessionListSource extends Source<SessionListSnapshot> {
   #rows = new Map<string, SessionRow>();
   #more: string | undefined; // token of the next page
-  #cursor: string | undefined; // of the stream of changes
   #changed = false;
   #isLoading = true;
   readonly #query: NonNullable<CallParams<"Sessions_ListSessions">["query"]>;
@@ -52,11 +52,10 @@ export class SessionListSource extends Source<SessionListSnapshot> {
   }
 
   protected async run(signal: AbortSignal): Promise<void> {
-    for await (const change of this.client.changes({ after: this.#cursor, signal, onStatus: this.onStatus })) {
+    for await (const change of changeHub(this.client).follow(signal, this.onStatus)) {
       // The list is read after the stream has begun, so no change is between them.
-      if (change.type === "started" && this.#cursor === undefined) await this.#readFirst(signal);
-      this.#cursor = change.cursor;
-      this.#apply(change);
+      if (change.type === "started") await this.#readFirst(signal);
+      else this.#apply(change);
     }
   }
 
@@ -71,8 +70,19 @@ export class SessionListSource extends Source<SessionListSnapshot> {
   /** Reads the list again, from its first page. */
   readonly refresh = coalesced(() => this.#readFirst().catch((error: Error) => void (this.error = error)));
 
+  /** Adds what the first page has; the pages after it stay. */
+  readonly #readNewest = coalesced(async () => {
+    try {
+      const { sessions = [] } = await this.client.call("Sessions_ListSessions", { query: this.#query });
+      for (const row of sessions) this.#put(row);
+      this.#publish();
+    } catch (error) {
+      this.error = error as Error;
+    }
+  });
+
   /** Reads the next page. */
-  readonly loadMore = coalesced(async () => {
+  readonly loadMore = single(async () => {
     if (!this.#more) return;
     try {
       const { sessions = [], nextPageToken } = await this.client.call("Sessions_ListSessions", { query: { ...this.#query, pageToken: this.#more } });
@@ -91,7 +101,7 @@ export class SessionListSource extends Source<SessionListSnapshot> {
       const set = Object.entries(this.#query).filter(([name, value]) => value !== undefined && !viewParameters.has(name));
       if (set.some(([name, value]) => rowFilters[name]?.(row, value) === false)) this.#rows.delete(row.sessionId!);
       else if (this.#rows.has(row.sessionId!)) this.#put(row);
-      else if (set.some(([name]) => !rowFilters[name])) void this.refresh(); // only the server knows whether the list has it
+      else if (set.some(([name]) => !rowFilters[name])) void this.#readNewest(); // only the server knows whether the list has it
       else if (this.#isLoadedPlace(row)) this.#put(row);
     }
     this.#publish();

@@ -1,7 +1,7 @@
-import type { Block, CallParams, Part, Schemas, SessionEvent } from "@spoolhq/client";
+import type { Block, CallParams, Part, PlanItem, Schemas, SessionEvent, Step } from "@spoolhq/client";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { useClient } from "./provider.js";
-import { noBlocks, type ConversationMetadata, type MessageOptions, type SessionSource } from "./session-source.js";
+import { hasEnded, hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSnapshot, type SessionSource } from "./session-source.js";
 import type { Connection } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
 
@@ -134,22 +134,28 @@ export function useSubagents(id: string | undefined): UseSubagents {
   const list = useSessionPart(source, (s) => s.subagents);
   const conversations = useSessionPart(source, (s) => s.conversations);
   useEffect(() => void source?.readSubagents(), [source]);
-  return useMemo(() => {
-    const subagents = list.map((metadata): Subagent => {
-      const conversation = metadata.conversationId!;
-      const status = metadata.status as SubagentStatus;
-      return { id: conversation, name: metadata.name, parentId: metadata.parentConversationId, metadata, status, ...(conversations.get(conversation) ?? noBlocks) };
-    });
-    const getSubagent = (subagent: string) => subagents.find((s) => s.id === subagent || s.metadata.subagentId === subagent);
-    return {
-      subagents,
-      count: subagents.length,
-      hasRunningSubagents: subagents.some((s) => s.status === "running"),
-      getSubagent,
-      getSubagentBlocks: (subagent) => getSubagent(subagent)?.blocks ?? [],
-      getSubagentsByStatus: (status) => subagents.filter((s) => s.status === status),
+  const subagents = useMemo(() => subagentsOf(list, conversations), [list, conversations]);
+  const functions = useMemo(() => {
+    const now = () => {
+      const snapshot = source?.getSnapshot();
+      return snapshot ? subagentsOf(snapshot.subagents, snapshot.conversations) : [];
     };
-  }, [list, conversations]);
+    const getSubagent = (subagent: string) => now().find((s) => s.id === subagent || s.metadata.subagentId === subagent);
+    return {
+      getSubagent,
+      getSubagentBlocks: (subagent: string) => getSubagent(subagent)?.blocks ?? noBlocks.blocks,
+      getSubagentsByStatus: (status: SubagentStatus) => now().filter((s) => s.status === status),
+    };
+  }, [source]);
+  return { subagents, count: subagents.length, hasRunningSubagents: subagents.some((s) => s.status === "running"), ...functions };
+}
+
+function subagentsOf(list: SessionSnapshot["subagents"], conversations: SessionSnapshot["conversations"]): Subagent[] {
+  return list.map((metadata) => {
+    const id = metadata.conversationId!;
+    const status = metadata.status as SubagentStatus;
+    return { id, name: metadata.name, parentId: metadata.parentConversationId, metadata, status, ...(conversations.get(id) ?? noBlocks) };
+  });
 }
 
 export interface UseEvents {
@@ -172,13 +178,26 @@ export function useLogs(id?: string): { logs: readonly SessionEvent[]; clearLogs
   return { logs: useMemo(() => events.filter((e) => e.type === "log"), [events]), clearLogs: clearEvents };
 }
 
+/** The executions of a session, oldest first. */
+export function useExecutions(id: string | undefined): readonly Schemas["spool.v1.Execution"][] {
+  return useSessionPart(useSessionSource(id), (s) => s.executions);
+}
+
+/** Why an execution waits. */
+export interface Waiting {
+  /** approval (for a person), paused, or earlier_execution (of the session). */
+  reason: string;
+  /** With earlier_execution: the execution that has to end first. */
+  executionId?: string;
+}
+
 export interface UseExecution {
   /** The newest execution of the session. */
   execution: Schemas["spool.v1.Execution"] | undefined;
   phase: string | undefined;
   error: Error | undefined;
-  /** Why the execution waits: for earlier executions or for a person. */
-  waiting: "queue" | "approval" | undefined;
+  /** Why the execution waits, if that is known. */
+  waiting: Waiting | undefined;
   cancel(): Promise<void>;
   pause(): Promise<void>;
   resume(): Promise<void>;
@@ -192,18 +211,18 @@ export interface UseExecution {
 export function useExecution(id: string | undefined): UseExecution {
   const client = useClient();
   const source = useSessionSource(id);
-  const execution = useSessionPart(source, (s) => s.executions[s.executions.length - 1]);
+  const executions = useSessionPart(source, (s) => s.executions);
+  const execution = executions[executions.length - 1];
   const control = (operation: "Executions_CancelExecution" | "Executions_PauseExecution" | "Executions_ResumeExecution" | "Executions_RecoverExecution") => async (s: SessionSource) => {
     const newest = s.getSnapshot().executions.at(-1)?.executionId;
     if (!newest) throw new Error("the session has no execution");
     await client.call(operation, { path: { execution_id: newest } });
   };
-  const phase = execution?.phase;
   return {
     execution,
-    phase,
+    phase: execution?.phase,
     error: useSessionPart(source, (s) => s.error),
-    waiting: phase === "queued" ? "queue" : phase === "waiting_for_approval" ? "approval" : undefined,
+    waiting: useMemo(() => waitingOf(executions), [executions]),
     cancel: useWith(source, "cancel", control("Executions_CancelExecution")),
     pause: useWith(source, "pause", control("Executions_PauseExecution")),
     resume: useWith(source, "resume", control("Executions_ResumeExecution")),
@@ -212,31 +231,39 @@ export function useExecution(id: string | undefined): UseExecution {
   };
 }
 
-/** One item of a plan. */
-export interface PlanItem {
-  id?: string;
-  content: string;
-  status: string;
-  priority?: string;
-}
-
 export interface UsePlan {
   items: readonly PlanItem[];
   /** The steps of a plan that is being executed. */
-  steps: readonly Block[];
-  /** The block that has the plan. */
+  steps: readonly Step[];
+  /** The block that has the plan; undefined if there is none, or if it is before the blocks that were read. */
   blockId: string | undefined;
+}
+
+/** Returns why the last execution waits. */
+function waitingOf(executions: SessionSnapshot["executions"]): Waiting | undefined {
+  const phase = executions[executions.length - 1]?.phase;
+  if (phase === "waiting_for_approval") return { reason: "approval" };
+  if (phase === "paused") return { reason: "paused" };
+  const earlier = executions.slice(0, -1).find((e) => !hasEnded(e));
+  return phase === "queued" && earlier ? { reason: "earlier_execution", executionId: earlier.executionId! } : undefined;
 }
 
 /** The present plan of the session's main conversation. */
 export function usePlan(id: string | undefined): UsePlan {
-  const { blocks } = useSessionPart(useSessionSource(id), (s) => s.conversations.get("main") ?? noBlocks);
+  const source = useSessionSource(id);
+  const { blocks } = useSessionPart(source, (s) => s.conversations.get("main") ?? noBlocks);
+  const earlier = useSessionPart(source, (s) => s.earlierPlan);
+  const isComplete = useSessionPart(source, (s) => s.isLoading || !s.hasOlder);
+  const plan = useMemo(() => blocks.findLast(hasPlan), [blocks]);
+  const isMissing = !plan && !isComplete;
+  useEffect(() => void (isMissing && source?.readPlan()), [source, isMissing]);
   return useMemo(() => {
-    const kindOf = (block: Block): string => block.kind; // plan and step are newer than the types
-    const plan = blocks.findLast((b) => kindOf(b) === "plan" || kindOf(b) === "todo") as (Block & { items?: PlanItem[]; todos?: PlanItem[] }) | undefined;
-    return { items: plan?.items ?? plan?.todos ?? [], steps: blocks.filter((b) => kindOf(b) === "step"), blockId: plan?.id };
-  }, [blocks]);
+    const steps = blocks.flatMap((b) => (b.kind === "step" && b.step ? [b.step] : []));
+    return { items: plan ? planItems(plan) : (earlier ?? noItems), steps, blockId: plan?.id };
+  }, [blocks, plan, earlier]);
 }
+
+const noItems: readonly PlanItem[] = [];
 
 export interface UseUsage {
   /** The sums over the session's executions. */

@@ -1,5 +1,5 @@
-import { BlockView, SpoolError, isTerminal, type Block, type CallParams, type Part, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
-import { Source, coalesced, idleConnection, type SourceSnapshot } from "./source.js";
+import { BlockView, SpoolError, isTerminal, type Block, type CallParams, type Part, type PlanItem, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
+import { Source, coalesced, idleConnection, single, type SourceSnapshot } from "./source.js";
 
 /** The blocks of a conversation. */
 export interface ConversationBlocks {
@@ -27,6 +27,8 @@ export interface SessionSnapshot extends SourceSnapshot {
   metadata: ConversationMetadata | undefined;
   events: readonly SessionEvent[];
   truncatedBlockIds: ReadonlySet<string>;
+  /** The plan of the main conversation, if its block is before the blocks that were read. */
+  earlierPlan: readonly PlanItem[] | undefined;
 }
 
 /** The options of a message besides its content. */
@@ -48,6 +50,7 @@ export const idleSession: SessionSnapshot = {
   metadata: undefined,
   events: [],
   truncatedBlockIds: new Set(),
+  earlierPlan: undefined,
 };
 
 const pageSize = 50;
@@ -57,8 +60,17 @@ const maxWaiting = 10_000; // events that were received and not taken in
 
 /** Events after which session and executions are read again. */
 const changesDetails = /^(session_|execution_|message_accepted|attempt_failed|approval_|sandbox_(?!usage|health)|workspace_synced)/;
-const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
+/** Reports whether an execution has ended. */
+export const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
 const streamedKinds = new Set<string>(["assistant_text", "thinking", "tool_use"]);
+
+type PlanBlock = Extract<Block, { kind: "plan" | "todo" }>;
+
+/** Reports whether a block has the plan of its conversation. Logs of earlier servers have it in blocks of kind todo. */
+export const hasPlan = (block: Block): block is PlanBlock => block.kind === "plan" || block.kind === "todo";
+
+/** Returns the items of a plan. */
+export const planItems = (block: PlanBlock): readonly PlanItem[] => ("plan" in block ? block.plan?.items : block.todos) ?? [];
 
 /** A user message that is not in the log yet. */
 interface OptimisticMessage {
@@ -83,6 +95,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   #keys = new Map<string, string>(); // block id to the id of its optimistic message
   #approvals = new Map<string, Schemas["spool.v1.Approval"]>();
   #endedApprovals = new Set<string>();
+  #needsApprovals = false;
   #executions: readonly Schemas["spool.v1.Execution"][] = [];
   #subagents: Map<string, Schemas["spool.v1.Conversation"]> | undefined; // undefined until a hook needs them
   #events: readonly SessionEvent[] = [];
@@ -128,7 +141,7 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#cursor = page.tip;
     this.#set({ isLoading: false, hasOlder: page.next !== undefined });
     void this.#readDetails();
-    void this.#readApprovals(signal);
+    if (this.#needsApprovals) void this.readApprovals();
     if (this.#subagents) void this.readSubagents();
     return page.tip;
   }
@@ -209,7 +222,9 @@ export class SessionSource extends Source<SessionSnapshot> {
     const blockId = event.data?.blockId ?? event.data?.block?.id;
     const conversation = this.#conversationOf.get(blockId) ?? event.conversationId ?? "main";
     const view = this.#view(conversation);
-    const changed = view.apply(event);
+    const plan = conversation === "main" && this.#older !== undefined && !view.get(blockId) && planOf(event);
+    if (plan) this.#changes.earlierPlan = plan;
+    const changed = plan ? undefined : view.apply(event);
     if (changed) {
       this.#conversationOf.set(changed, conversation);
       this.#touched.add(conversation);
@@ -235,6 +250,7 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.schedule();
     try {
       const posted = await this.session.post({ ...options, ...body });
+      if (this.getSnapshot().connection.status === "live") this.error = undefined;
       if (posted.executionId) message.executionId = posted.executionId;
       const stored = this.#view("main").blocks().find((b) => b.kind === "user_message" && b.executionId === posted.executionId);
       if (stored) this.#removeOptimistic(message, stored.id);
@@ -267,7 +283,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   }
 
   /** Reads the page of blocks before the oldest one. */
-  readonly loadOlder = coalesced(async () => {
+  readonly loadOlder = single(async () => {
     if (!this.#older) return;
     try {
       const page = await this.session.newestBlocks({ conversationId: "main", limit: pageSize, before: this.#older, minPosition: this.#position });
@@ -290,8 +306,17 @@ export class SessionSource extends Source<SessionSnapshot> {
     return block;
   };
 
-  /** Reads session and executions again. */
-  readonly readDetails = (): Promise<void> => this.#readDetails();
+  /** Reads the plan of the main conversation, whose block is before the blocks that were read. */
+  readonly readPlan = coalesced(async () => {
+    if (this.getSnapshot().earlierPlan) return;
+    try {
+      const { todos = [] } = await this.client.call("Sessions_GetSessionState", { path: { session_id: this.id }, query: { pageSize: 1 } });
+      const items = todos.find((list) => list.conversationId === "main")?.items ?? [];
+      if (!this.#changes.earlierPlan) this.#set({ earlierPlan: items as PlanItem[] });
+    } catch (error) {
+      this.#failedRead(error);
+    }
+  });
 
   readonly #readDetails = coalesced(async () => {
     try {
@@ -327,10 +352,13 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#changes.executions = this.#executions;
   }
 
-  async #readApprovals(signal: AbortSignal): Promise<void> {
+  /** Reads the open approval requests; from then on they are kept. */
+  readonly readApprovals = coalesced(async () => {
+    this.#needsApprovals = true;
+    if (this.#cursor === undefined) return; // #load calls it again, so that the stream has every later event
     try {
       for (let pageToken: string | undefined; ; ) {
-        const { approvals = [], nextPageToken } = await this.session.approvals({ status: "open", ...(pageToken && { pageToken }) }, { signal });
+        const { approvals = [], nextPageToken } = await this.session.approvals({ status: "open", ...(pageToken && { pageToken }) });
         for (const approval of approvals) {
           const id = approval.approvalId!;
           if (!this.#endedApprovals.has(id) && !this.#approvals.has(id)) this.#approvals.set(id, approval);
@@ -340,9 +368,9 @@ export class SessionSource extends Source<SessionSnapshot> {
       }
       this.#set({ approvals: [...this.#approvals.values()] });
     } catch (error) {
-      if (!signal.aborted) this.#failedRead(error);
+      this.#failedRead(error);
     }
-  }
+  });
 
   #applyApproval(event: SessionEvent): void {
     const { approvalId: id, ...data } = event.data ?? {};
@@ -368,6 +396,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   /** Reads the sub-agents with their last blocks; from then on they are kept. */
   readonly readSubagents = coalesced(async () => {
     this.#subagents ??= new Map();
+    if (this.#cursor === undefined) return; // #load calls it again, so that the stream has every later event
     try {
       const { conversations = [] } = await this.client.call("Sessions_ListConversations", { path: { session_id: this.id } });
       const unread: string[] = [];
@@ -401,6 +430,12 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#events = [];
     this.#set({ events: this.#events });
   };
+}
+
+/** Returns the plan of an event that changes or completes a plan. */
+function planOf({ type, data }: SessionEvent): readonly PlanItem[] | undefined {
+  if (type === "block_update") return data?.updates?.plan?.items ?? data?.updates?.todos;
+  return type === "block_complete" && data?.block && hasPlan(data.block) ? planItems(data.block) : undefined;
 }
 
 const sources = new WeakMap<SpoolClient, Map<string, SessionSource>>();

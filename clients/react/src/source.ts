@@ -131,6 +131,12 @@ export abstract class Source<S extends SourceSnapshot> {
   }
 }
 
+/** Runs an asynchronous function, at most one at a time: calls during a run return that run. */
+export function single(work: () => Promise<void>): () => Promise<void> {
+  let running: Promise<void> | undefined;
+  return () => (running ??= work().finally(() => (running = undefined)));
+}
+
 /** Runs an asynchronous function, at most one at a time: calls during a run cause one more run. */
 export function coalesced(work: () => Promise<void>): () => Promise<void> {
   let running: Promise<void> | undefined;

@@ -3,7 +3,7 @@ import { test } from "node:test";
 import { beginStream, bodyOf, frame, problem } from "../../typescript/test/server.mjs";
 import { frames, paint, paintUntil, renderHook, settle } from "./dom.mjs";
 import { block, delta, event, gateway, json } from "./gateway.mjs";
-const { useAgentSession, useApprovals, useEvents, useExecution, useLogs, useMessages, usePlan, useSubagents, useUsage, useWorkspaceFiles } = await import("../dist/index.js");
+const { useAgentSession, useApprovals, useEvents, useExecution, useLogs, useMessages, usePlan, useReplay, useSessionList, useSubagents, useUsage, useWorkspaceFiles } = await import("../dist/index.js");
 
 const texts = (view) => view.last.blocks.map((b) => b.content);
 const live = (view) => paintUntil(() => view.last.connection.status === "live");
@@ -34,8 +34,9 @@ test("older pages come before the blocks, and unchanged blocks stay the same obj
   const view = await renderHook(t, g.client, () => useMessages("ses_1"));
   await live(view);
   const [newest] = view.last.blocks;
-  await view.act(() => view.last.loadOlder());
+  await view.act(() => Promise.all([view.last.loadOlder(), view.last.loadOlder()]));
   await paintUntil(() => view.last.blocks.length === 3);
+  assert.equal(g.count("/api/sessions/ses_1/blocks"), 2);
   assert.deepEqual(texts(view), ["1", "2", "3"]);
   assert.equal(view.last.blocks[2], newest);
   assert.equal(view.last.hasOlder, false);
@@ -59,6 +60,23 @@ test("1,000 deltas cause one render a frame", async (t) => {
   }
   assert.ok(painted < 100, `${painted} frames had a change`);
   assert.ok(view.seen.length - before <= painted, `${view.seen.length - before} renders in ${painted} frames`);
+});
+
+test("a hidden page is updated too", async (t) => {
+  const g = await gateway(t);
+  const view = await renderHook(t, g.client, () => useMessages("ses_1"));
+  await live(view);
+  let hidden = false;
+  Object.defineProperty(document, "hidden", { get: () => hidden, configurable: true });
+  t.after(() => delete document.hidden);
+  g.send(event(1, "message_accepted", { blockId: "a", content: "1" }));
+  while (frames.size === 0) await settle();
+  hidden = true;
+  await view.act(async () => document.dispatchEvent(new window.Event("visibilitychange")));
+  assert.equal(frames.size, 0);
+  g.send(event(2, "block_start", { block: { id: "b", kind: "assistant_text", content: "2" } }));
+  while (texts(view).length < 2) await settle();
+  assert.equal(frames.size, 0);
 });
 
 test("a block that completes is there in every render, under the same id", async (t) => {
@@ -146,6 +164,18 @@ test("hooks with one id share one connection, which ends with the last of them, 
   await two.unmount();
   await paintUntil(() => g.streams.size === 0);
   assert.equal(frames.size, 0);
+});
+
+test("a component that takes the place of another one continues with its connection", async (t) => {
+  const g = await gateway(t);
+  const view = await renderHook(t, g.client, () => useMessages("ses_1"), { remount: true });
+  await live(view);
+  await view.render("next");
+  await settle();
+  assert.equal(view.last.connection.status, "live");
+  g.send(event(1, "message_accepted", { blockId: "a", content: "hi" }));
+  await paintUntil(() => view.last.blocks.length === 1);
+  assert.equal(g.count("/api/sessions/ses_1/events/stream"), 1);
 });
 
 test("another id shows another session, and no id shows nothing", async (t) => {
@@ -284,6 +314,21 @@ test("executions, usage and session follow the events", async (t) => {
   assert.equal(g.requests.filter((r) => r.path === "/api/sessions/ses_1").at(-1).query.minPosition, "0-2");
 });
 
+test("an execution waits for a person, for the one before it, or because it is paused", async (t) => {
+  let executions = [{ executionId: "exe_1", phase: "running" }, { executionId: "exe_2", phase: "queued" }];
+  const g = await gateway(t, { "/api/sessions/ses_1/executions": (_, response) => json(response, { executions }) });
+  const view = await renderHook(t, g.client, () => useExecution("ses_1"));
+  await paintUntil(() => view.last.execution && g.streams.size === 1);
+  assert.deepEqual(view.last.waiting, { reason: "earlier_execution", executionId: "exe_1" });
+  let seq = 0;
+  for (const [phase, waiting] of [["waiting_for_approval", { reason: "approval" }], ["paused", { reason: "paused" }], ["running", undefined], ["completed", undefined]]) {
+    executions = [{ executionId: "exe_2", phase }];
+    g.send(event(++seq, "execution_started", {}));
+    await paintUntil(() => view.last.phase === phase);
+    assert.deepEqual(view.last.waiting, waiting);
+  }
+});
+
 test("approval requests of a session open, are decided, and end", async (t) => {
   const decisions = [];
   const g = await gateway(t, {
@@ -334,6 +379,41 @@ test("the plan is that of the newest block", async (t) => {
   g.send(event(2, "block_start", { block: { id: "t2", kind: "todo", todos: [{ content: "b", status: "in_progress" }] } }));
   await paintUntil(() => view.last.blockId === "t2");
   assert.deepEqual(view.last.items, [{ content: "b", status: "in_progress" }]);
+  g.send(event(3, "block_start", { block: { id: "p", kind: "plan", plan: { items: [{ id: "1", content: "c", status: "pending", priority: "high" }] } } }), event(4, "block_start", { block: { id: "s", kind: "step", step: { id: "1", title: "c", status: "running" } } }));
+  await paintUntil(() => view.last.steps.length === 1);
+  assert.deepEqual(view.last, { items: [{ id: "1", content: "c", status: "pending", priority: "high" }], steps: [{ id: "1", title: "c", status: "running" }], blockId: "p" });
+});
+
+test("a plan whose block was not read yet is shown, and stays at its place", async (t) => {
+  const pages = { "": { blocks: [block("z", "assistant_text", { content: "end" })], tip: 9, next: "p" } };
+  pages.p = { blocks: [block("p1", "plan", { plan: { items: [{ content: "third", status: "completed" }] } })], tip: 11 };
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/blocks": (request, response) => json(response, pages[new URL(request.url, "http://x").searchParams.get("before") ?? ""]),
+    "/api/sessions/ses_1/state": { todos: [{ conversationId: "main", items: [{ content: "first", status: "pending" }] }] },
+  });
+  const view = await renderHook(t, g.client, () => ({ ...usePlan("ses_1"), ...useMessages("ses_1") }));
+  await paintUntil(() => view.last.items[0]?.content === "first" && g.streams.size === 1);
+  g.send(event(10, "block_update", { blockId: "p1", updates: { plan: { items: [{ content: "second", status: "pending" }] } } }));
+  await paintUntil(() => view.last.items[0].content === "second");
+  g.send(event(11, "block_complete", { block: { id: "p1", kind: "plan", plan: { items: [{ content: "third", status: "completed" }] } } }));
+  await paintUntil(() => view.last.items[0].content === "third");
+  assert.deepEqual(view.last.blocks.map((b) => b.id), ["z"]);
+  await view.act(() => view.last.loadOlder());
+  await paintUntil(() => view.last.blockId === "p1");
+  assert.deepEqual(view.last.blocks.map((b) => b.id), ["p1", "z"]);
+});
+
+test("functions are the same at each render", async (t) => {
+  const g = await gateway(t, { "/api/sessions/ses_1/files": { files: [] } });
+  const hooks = () => [useAgentSession("ses_1"), useMessages("ses_1"), useSubagents("ses_1"), useExecution("ses_1"), useApprovals("ses_1"), useEvents("ses_1"), useWorkspaceFiles("ses_1"), useReplay("ses_1"), useSessionList()];
+  const view = await renderHook(t, g.client, hooks);
+  await paintUntil(() => g.streams.size === 1);
+  g.send(event(1, "message_accepted", { blockId: "a", content: "hi" }), event(2, "subagent_spawned", { subConversationId: "cnv_1" }));
+  await paintUntil(() => view.last[1].blocks.length === 1 && view.last[2].count === 1);
+  const functionsOf = (result) => result.map((hook) => Object.fromEntries(Object.entries(hook).filter(([, value]) => typeof value === "function")));
+  const [first, last] = [functionsOf(view.seen[0]), functionsOf(view.last)];
+  first.forEach((hook, i) => Object.keys(hook).forEach((name) => assert.equal(last[i][name], hook[name], name)));
+  assert.ok(first.every((hook) => Object.keys(hook).length > 0));
 });
 
 test("files are read again after a snapshot", async (t) => {

@@ -114,12 +114,18 @@ test("a replay seeks, plays, pauses and ends", async (t) => {
   await paintUntil(() => view.last.blocks.length === 0 && view.last.seq === 1);
 });
 
-test("lists with equal filters share one connection, which ends with the last of them", async (t) => {
+test("all lists and approvals share one connection, and a list that comes later misses nothing", async (t) => {
   const g = await gateway(t);
   const one = await renderHook(t, g.client, () => useSessionList({ status: "open", phase: undefined }));
   const two = await renderHook(t, g.client, () => useSessionList({ status: "open" }));
   await paintUntil(() => !one.last.isLoading && !two.last.isLoading);
+  assert.equal(g.count("/api/sessions"), 1);
+  const three = await renderHook(t, g.client, () => [useSessionList(), useApprovals()]);
+  await paintUntil(() => !three.last[0].isLoading && three.last[0].connection.status === "live");
+  g.change("session", row(1), "c1");
+  await paintUntil(() => three.last[0].sessions.length === 1 && two.last.sessions.length === 0);
   assert.equal(g.count("/api/sessions/stream"), 1);
+  await three.unmount();
   await one.unmount();
   await settle();
   assert.equal(g.lists.size, 1);

@@ -1,6 +1,6 @@
 import assert from "node:assert/strict";
 import { spawnSync } from "node:child_process";
-import { cpSync, mkdtempSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { cpSync, mkdtempSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -23,8 +23,10 @@ test("the packages work in an empty project with React 18, with types", (t) => {
   const archives = readdirSync(dir).filter((n) => n.endsWith(".tgz")).map((n) => `./${n}`);
   run(dir, "npm", "install", "--prefer-offline", "--no-fund", "--no-audit", ...archives, "react@18.3.1", "react-dom@18.3.1", "@types/react@18.3.32");
   cpSync(join(root, "test/types.tsx"), join(dir, "types.tsx"));
+  const [, example] = /```tsx\n(.*?)```/s.exec(readFileSync(join(root, "README.md"), "utf8"));
+  writeFileSync(join(dir, "readme.tsx"), example);
   for (const [module, resolution] of [["NodeNext", "NodeNext"], ["ESNext", "Bundler"]]) {
-    run(dir, "node", tsc, "--strict", "--exactOptionalPropertyTypes", "--noEmit", "--jsx", "react-jsx", "--target", "ES2022", "--lib", "ES2022,DOM", "--module", module, "--moduleResolution", resolution, "types.tsx");
+    run(dir, "node", tsc, "--strict", "--exactOptionalPropertyTypes", "--noEmit", "--jsx", "react-jsx", "--target", "ES2022", "--lib", "ES2022,DOM", "--module", module, "--moduleResolution", resolution, "types.tsx", "readme.tsx");
   }
   writeFileSync(join(dir, "main.mjs"), `
     import { createElement, version } from "react";

@@ -37,7 +37,7 @@ test("a provider makes a client of its settings", () => {
 
 test("guards report the kind of a block", () => {
   const guards = Object.entries(spool).filter(([name]) => /^is\w+Block$/.test(name));
-  assert.equal(guards.length, 9);
+  assert.equal(guards.length, 12);
   for (const [name, guard] of guards) {
     const kind = name.slice(2, -"Block".length).replace(/(?!^)[A-Z]/g, "_$&").toLowerCase();
     assert.deepEqual([guard({ kind }), guard({ kind: "other" })], [true, false]);

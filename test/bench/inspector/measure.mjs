@@ -10,7 +10,9 @@ try {
   const cdp = await page.context().newCDPSession(page);
   await cdp.send("Performance.enable");
   await page.goto(url, { waitUntil: "commit" });
-  await page.waitForFunction(() => window.measured.painted > 0, undefined, { timeout: 60_000 });
+  await page.waitForFunction(() => window.measured.painted > 0, undefined, { timeout: 60_000 }).catch(async (error) => {
+    throw new Error(`nothing was painted; the page shows: ${await page.evaluate(() => document.body.innerText)}`, { cause: error });
+  });
   await page.waitForTimeout(2000); // until what follows the first paint is done
   const result = await page.evaluate(() => {
     const bytes = performance.getEntriesByType("resource").concat(performance.getEntriesByType("navigation")).reduce((sum, r) => sum + r.transferSize, 0);
@@ -44,7 +46,7 @@ try {
 
 /** Returns the selector of the rows whose first one is the first paint. */
 function rowSelector() {
-  return url.includes("/sessions/") ? '[role="log"] *' : '[data-session]';
+  return url.includes("/sessions/") ? '[role="log"] article' : '.sessions-row';
 }
 
 /** Returns the processor time of the page's process, and of all processes of the browser, in seconds. */

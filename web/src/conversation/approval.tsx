@@ -1,6 +1,10 @@
 import type { Schemas } from "@spoolhq/client";
+import type { ApprovalDecision } from "@spoolhq/react";
 import { memo, useId, useMemo, useState, type ReactNode } from "react";
+import { ErrorNote } from "../error";
 import { visible } from "../text";
+import "./approval.css";
+import "./conversation.css";
 import { UnifiedDiff } from "./diffview";
 import { formatDuration, formatSize } from "./format";
 import { LongText } from "./longtext";
@@ -8,15 +12,6 @@ import { StatusMark, type Status } from "./status";
 
 /** An approval request, as the API lists it. */
 export type Approval = Schemas["spool.v1.Approval"];
-
-/** A decision, as the API takes it: docs/approvals.md describes the fields. */
-export interface Decision {
-  decision: "approve" | "approve_all" | "skip" | "reject" | "answer";
-  arguments?: unknown;
-  comment?: string;
-  answers?: Record<string, string[]>;
-  content?: unknown;
-}
 
 /** The data of the event approval_requested. */
 interface Request {
@@ -45,7 +40,7 @@ interface Question {
 interface Props {
   approval: Approval;
   /** Sends a decision. Resolves when it is in the log; rejects with the API's error. */
-  onDecide: (decision: Decision) => Promise<unknown>;
+  onDecide: (decision: ApprovalDecision) => Promise<unknown>;
 }
 
 /**
@@ -57,7 +52,7 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
   const headId = useId();
   const [sending, setSending] = useState(false);
   const [error, setError] = useState<unknown>();
-  const decide = async (decision: Decision) => {
+  const decide = async (decision: ApprovalDecision) => {
     setSending(true);
     setError(undefined);
     try {
@@ -71,10 +66,10 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
   const open = approval.status === "pending";
   const shown = { request, approval, decide, sending };
   return (
-    <section className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
+    <div role="group" className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
       <header className="approval-head">
         <StatusMark status={statusOf(approval)} word={approval.status} />
-        <h3 id={headId}>{headline(approval, request)}</h3>
+        <h3 id={headId}>{open ? headline(approval, request) : <Outcome approval={approval} />}</h3>
         {approval.conversationId && approval.conversationId !== "main" && <span className="approval-note">of a sub-agent</span>}
         {open && request.timeoutMs ? <span className="approval-note">rejected if nobody decides within {formatDuration(request.timeoutMs)}</span> : null}
       </header>
@@ -82,20 +77,32 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
         <>
           <WhatItDoes request={request} />
           {request.kind === "question" ? <Questions {...shown} /> : request.kind === "elicitation" ? <Elicitation {...shown} /> : <Decide {...shown} />}
-          {error !== undefined && <DecisionError error={error} />}
+          {error !== undefined && <ErrorNote error={error} />}
         </>
       ) : (
-        <>
-          <Outcome approval={approval} />
-          <details className="approval-details">
-            <summary>The request</summary>
-            <WhatItDoes request={request} />
-          </details>
-        </>
+        <DecidedRequest request={request} comment={(approval.decided as { comment?: string } | undefined)?.comment} />
       )}
-    </section>
+    </div>
   );
 });
+
+/** What was decided about: folded, because it is over. */
+function DecidedRequest({ request, comment }: { request: Request; comment: string | undefined }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <>
+      {comment && (
+        <q className="approval-comment" dir="auto">
+          {visible(comment)}
+        </q>
+      )}
+      <details className="approval-details" onToggle={(event) => setOpen(event.currentTarget.open)}>
+        <summary>The request</summary>
+        {open && <WhatItDoes request={request} />}
+      </details>
+    </>
+  );
+}
 
 function statusOf({ status }: Approval): Status {
   if (status === "pending") return "waiting";
@@ -187,7 +194,7 @@ function Arguments({ input, open: opened }: { input: unknown; open: boolean }) {
 interface DecideProps {
   request: Request;
   approval: Approval;
-  decide: (decision: Decision) => Promise<void>;
+  decide: (decision: ApprovalDecision) => Promise<void>;
   sending: boolean;
 }
 
@@ -218,21 +225,21 @@ function Decide({ request, approval, decide, sending }: DecideProps) {
           </button>
         )}
         <span className="approval-gap" />
-        {request.class && draft === undefined && (
-          <button type="button" disabled={sending} onClick={() => decide({ decision: "approve_all" })} title={visible(request.class)}>
-            Approve all: <bdi className="approval-class">{visible(request.class)}</bdi>
-          </button>
-        )}
         {draft === undefined ? (
           <button type="button" className="approval-approve" disabled={sending} onClick={() => decide({ decision: "approve" })}>
             Approve {what}
           </button>
         ) : (
-          <button type="button" className="approval-approve" disabled={sending || changed.error !== undefined} onClick={() => decide({ decision: "approve", arguments: changed.value })}>
+          <button type="button" className="approval-approve" disabled={sending || changed.error !== undefined} onClick={() => decide({ decision: "approve", input: changed.value })}>
             Approve with these arguments
           </button>
         )}
       </div>
+      {request.class && draft === undefined && (
+        <button type="button" className="approval-all" disabled={sending} onClick={() => decide({ decision: "approve_all" })}>
+          Approve this and all later calls of <bdi className="approval-class">{visible(request.class)}</bdi>
+        </button>
+      )}
     </div>
   );
 }
@@ -310,7 +317,7 @@ function Elicitation({ request, decide, sending }: DecideProps) {
         </details>
       )}
       <JsonEditor label="Answer as JSON" value={draft} onChange={setDraft} error={parsed.error} />
-      <Buttons decide={decide} sending={sending} answer={parsed.error === undefined ? () => decide({ decision: "answer", content: parsed.value }) : undefined} />
+      <Buttons decide={decide} sending={sending} answer={parsed.error === undefined ? () => decide({ decision: "answer", input: parsed.value }) : undefined} />
     </div>
   );
 }
@@ -348,17 +355,6 @@ function Buttons({ decide, sending, answer }: { decide: DecideProps["decide"]; s
   );
 }
 
-/** Why a decision was not accepted. */
-function DecisionError({ error }: { error: unknown }) {
-  const { message, field } = error as { message?: string; field?: string };
-  return (
-    <p className="approval-error" role="alert">
-      {visible(message ?? String(error))}
-      {field && <> (field {visible(field)})</>}
-    </p>
-  );
-}
-
 const outcomes: Record<string, string> = { decided: "Decided", approved: "Approved", rejected: "Rejected", skipped: "Skipped", answered: "Answered", retracted: "Ended without a decision" };
 const causes: Record<string, string> = {
   class: "because all requests of its class were approved",
@@ -371,13 +367,13 @@ const causes: Record<string, string> = {
 
 /** What was decided, by whom and when. */
 function Outcome({ approval }: { approval: Approval }) {
-  const { decidedBy: by, decidedAt, endedAt, cause } = approval;
+  const { decidedBy: by, decidedAt, endedAt, cause, toolName } = approval;
   const who = by && (by.user || by.keyName || by.id || by.kind);
   const when = decidedAt ?? endedAt;
-  const comment = (approval.decided as { comment?: string } | undefined)?.comment;
   return (
-    <p className="approval-outcome">
+    <span className="approval-outcome">
       {outcomes[approval.status ?? ""] ?? visible(approval.status ?? "")}
+      {toolName && <> {visible(toolName)}</>}
       {who && (
         <>
           {" "}
@@ -391,11 +387,6 @@ function Outcome({ approval }: { approval: Approval }) {
         </>
       )}
       {approval.status === "decided" && "; the agent has not received it yet"}
-      {comment && (
-        <q className="approval-comment" dir="auto">
-          {visible(comment)}
-        </q>
-      )}
-    </p>
+    </span>
   );
 }

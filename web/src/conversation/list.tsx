@@ -20,6 +20,8 @@ const loadDistance = 1200;
 export interface ConversationListProps {
   blocks: readonly Block[];
   streamingBlockIds: ReadonlySet<string>;
+  truncatedBlockIds: ReadonlySet<string>;
+  keyOf: (block: Block) => string;
   subagents: ReadonlyMap<string, Subagent>;
   turns: ReadonlyMap<string, Turn>;
   /** The requests to show, open and decided, in the order of their requests. */
@@ -27,12 +29,15 @@ export interface ConversationListProps {
   renderApproval: (approval: Approval) => ReactNode;
   hasOlder: boolean;
   isLoading: boolean;
-  loadOlder: () => void;
+  /** Loads the page before the first block. Resolves when it is there, or when it could not be loaded. */
+  loadOlder: () => Promise<unknown>;
   /** A block to scroll to and to mark. */
   atBlockId?: string;
   copyLink?: RowActions["copyLink"];
+  showEvent?: RowActions["showEvent"];
+  /** Saves the whole conversation as a file. */
+  download?: () => void;
   loadWhole: RowActions["loadWhole"];
-  cutBytes: RowActions["cutBytes"];
 }
 
 /**
@@ -40,7 +45,7 @@ export interface ConversationListProps {
  * in a virtual list, those of the last turn below it.
  */
 export function ConversationList(props: ConversationListProps) {
-  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, cutBytes, copyLink } = props;
+  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, showEvent, truncatedBlockIds, keyOf } = props;
   const [opened, setOpened] = useState<ReadonlyMap<string, boolean>>(new Map());
   const [current, setCurrent] = useState<string>();
   const scroller = useRef<HTMLDivElement>(null);
@@ -52,6 +57,8 @@ export function ConversationList(props: ConversationListProps) {
       rowsOf({
         blocks,
         streamingBlockIds: props.streamingBlockIds,
+        truncatedBlockIds,
+        keyOf,
         subagents: props.subagents,
         turns,
         approvals: props.approvals,
@@ -61,7 +68,7 @@ export function ConversationList(props: ConversationListProps) {
           return opened.get(key) ?? ranBefore.current.has(key);
         },
       }),
-    [blocks, props.streamingBlockIds, props.subagents, turns, props.approvals, opened],
+    [blocks, props.streamingBlockIds, truncatedBlockIds, keyOf, props.subagents, turns, props.approvals, opened],
   );
   const isOpen = (row: Row) => opened.get(row.key) ?? opensByItself(row);
 
@@ -76,10 +83,10 @@ export function ConversationList(props: ConversationListProps) {
       },
       turnMarkdown: (executionId) => transcriptMarkdown(latestBlocks.current.filter((block) => block.executionId === executionId)),
       loadWhole,
-      cutBytes,
       ...(copyLink ? { copyLink } : {}),
+      ...(showEvent ? { showEvent } : {}),
     }),
-    [follow.stop, loadWhole, cutBytes, copyLink],
+    [follow.stop, loadWhole, copyLink, showEvent],
   );
 
   const boundary = tailStart(rows);
@@ -104,8 +111,9 @@ export function ConversationList(props: ConversationListProps) {
   useLayoutEffect(follow.stick);
   useKeepPosition(scroller, boundary, virtualizer.getTotalSize(), follow.isFollowing);
 
+  const older = useOlder(blocks[0]?.id, hasOlder && !isLoading, loadOlder);
   const loadIfNear = () => {
-    if (hasOlder && !isLoading && scroller.current && scroller.current.scrollTop < loadDistance) loadOlder();
+    if (scroller.current && scroller.current.scrollTop < loadDistance) older.loadOnce();
   };
   useEffect(loadIfNear);
 
@@ -118,7 +126,7 @@ export function ConversationList(props: ConversationListProps) {
     [boundary, virtualizer],
   );
   useFocusOf(content, current);
-  useJumpTo(props.atBlockId, rows, { hasOlder, isLoading, loadOlder }, (row, index) => {
+  useJumpTo(props.atBlockId, rows, older.loadOnce, (row, index) => {
     follow.stop();
     goTo(row, index, "center");
   });
@@ -188,11 +196,16 @@ export function ConversationList(props: ConversationListProps) {
         <div className="conversation-content" ref={content}>
           <div className="conversation-head" style={{ height: headHeight }}>
             {hasOlder ? (
-              <button type="button" className="conversation-older" onClick={loadOlder} disabled={isLoading}>
-                {isLoading ? "Loading…" : "Load older"}
+              <button type="button" className="conversation-older" onClick={older.load} disabled={isLoading || older.isLoading}>
+                {isLoading || older.isLoading ? "Loading…" : "Load older"}
               </button>
             ) : (
               rows.length > 0 && <span>Beginning of the session</span>
+            )}
+            {props.download && rows.length > 0 && (
+              <button type="button" className="conversation-older" onClick={props.download}>
+                Download transcript
+              </button>
             )}
           </div>
           <div className="conversation-virtual" style={{ height: virtualizer.getTotalSize() }}>
@@ -246,6 +259,10 @@ function elementOf(content: HTMLElement | null, key: string): HTMLElement | null
   return content?.querySelector<HTMLElement>(`[data-row="${CSS.escape(key)}"]`) ?? null;
 }
 
+function distanceFromEnd(element: HTMLElement): number {
+  return element.scrollHeight - element.clientHeight - element.scrollTop;
+}
+
 /** Keeps the list at its end until the person scrolls up, and again once they are back at the end. */
 function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: React.RefObject<HTMLDivElement | null>) {
   const [state, setState] = useState<{ isFollowing: boolean; leftAt?: string }>({ isFollowing: true });
@@ -258,11 +275,12 @@ function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: Re
   }, []);
   const stick = useCallback(() => {
     const element = scroller.current;
-    if (following.current && element) {
+    if (!element) return;
+    if (following.current) {
       element.scrollTop = element.scrollHeight;
       lastTop.current = element.scrollTop;
-    }
-  }, [scroller]);
+    } else if (distanceFromEnd(element) <= 2) set(true); // what was opened is closed again, or fits
+  }, [scroller, set]);
   useEffect(() => {
     // Images, fonts and opened rows change the height without a render of the list.
     const observer = new ResizeObserver(stick);
@@ -278,8 +296,7 @@ function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: Re
   const onScroll = useCallback(
     (lastKey: string | undefined) => {
       const element = scroller.current!;
-      const distance = element.scrollHeight - element.clientHeight - element.scrollTop;
-      if (distance <= 2) set(true);
+      if (distanceFromEnd(element) <= 2) set(true);
       else if (element.scrollTop < lastTop.current - 1) set(false, lastKey);
       lastTop.current = element.scrollTop;
     },
@@ -326,8 +343,24 @@ function useFocusOf(content: React.RefObject<HTMLDivElement | null>, key: string
   });
 }
 
+/** Loads older blocks. loadOnce does so once for each first block, so that a page that cannot be loaded is not requested again and again. */
+function useOlder(firstBlockId: string | undefined, hasOlder: boolean, loadOlder: () => Promise<unknown>) {
+  const [isLoading, setLoading] = useState(false);
+  const loadedFor = useRef<string>(undefined);
+  const load = () => {
+    if (!hasOlder || isLoading) return;
+    loadedFor.current = firstBlockId;
+    setLoading(true);
+    void loadOlder().finally(() => setLoading(false));
+  };
+  const loadOnce = () => {
+    if (loadedFor.current !== firstBlockId) load();
+  };
+  return { isLoading, load, loadOnce };
+}
+
 /** Jumps once to the row of a block, and loads older blocks until it is there. */
-function useJumpTo(blockId: string | undefined, rows: readonly Row[], older: { hasOlder: boolean; isLoading: boolean; loadOlder: () => void }, jump: (row: Row, index: number) => void): void {
+function useJumpTo(blockId: string | undefined, rows: readonly Row[], loadOlder: () => void, jump: (row: Row, index: number) => void): void {
   const done = useRef<string>(undefined);
   useEffect(() => {
     if (!blockId || done.current === blockId) return;
@@ -335,7 +368,7 @@ function useJumpTo(blockId: string | undefined, rows: readonly Row[], older: { h
     if (index >= 0) {
       done.current = blockId;
       jump(rows[index]!, index);
-    } else if (older.hasOlder && !older.isLoading) older.loadOlder();
+    } else loadOlder();
   });
 }
 
@@ -353,7 +386,7 @@ function useKeys(keys: Keys): void {
   latest.current = keys;
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {
-      const target = event.target as HTMLElement;
+      const target = event.target instanceof Element ? event.target : document.body;
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, [contenteditable], dialog")) return;
       const { step, next, toggle, toggleAll, end } = latest.current;
       switch (event.key) {

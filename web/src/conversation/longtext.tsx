@@ -8,17 +8,16 @@ const nextCut = 1024 * 1024;
 
 interface Props {
   text: string;
-  /** Length of the whole text in bytes, if `text` is only its beginning, and a function that loads the rest. */
-  wholeBytes?: number;
-  onLoadWhole?: () => void;
+  /** Loads the whole text, if `text` may be only its beginning. */
+  loadWhole?: () => void;
   /** Renders a part of the text; whole reports whether it is all of it. */
   children: (part: string, whole: boolean) => ReactNode;
 }
 
 /** A text of any length: it is cut before anything else is done with it, with a button that shows more. */
-export function LongText({ text, wholeBytes, onLoadWhole, children }: Props) {
+export function LongText({ text, loadWhole, children }: Props) {
   const [shown, setShown] = useState(firstCut);
-  if (text.length <= shown && !wholeBytes) return children(text, shown === firstCut);
+  if (text.length <= shown && !loadWhole) return children(text, shown === firstCut);
   const parts: ReactNode[] = [];
   for (let start = 0; start < Math.min(shown, text.length); ) {
     const end = cutAt(text, start, Math.min(start + firstCut, shown));
@@ -34,9 +33,9 @@ export function LongText({ text, wholeBytes, onLoadWhole, children }: Props) {
           {rest <= nextCut ? `Show all (${formatSize(text.length)})` : `Show 1 MB more of ${formatSize(text.length)}`}
         </button>
       )}
-      {rest <= 0 && wholeBytes && onLoadWhole && (
-        <button type="button" className="long-text-more" onClick={onLoadWhole}>
-          Load the whole text ({formatSize(wholeBytes)})
+      {rest <= 0 && loadWhole && (
+        <button type="button" className="long-text-more" onClick={loadWhole}>
+          Load the whole text
         </button>
       )}
     </>

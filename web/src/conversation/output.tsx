@@ -7,10 +7,10 @@ import { LongText } from "./longtext";
 const maxSpans = 2000;
 
 /** The output of a tool, with the colours of a terminal. All other control characters are visible. */
-export const Output = memo(function Output({ text, wholeBytes, onLoadWhole }: { text: string; wholeBytes?: number; onLoadWhole?: () => void }) {
+export const Output = memo(function Output({ text, loadWhole }: { text: string; loadWhole?: () => void }) {
   return (
     <pre className="output" tabIndex={0} dir="auto" aria-label="Output">
-      <LongText text={text} wholeBytes={wholeBytes} onLoadWhole={onLoadWhole}>
+      <LongText text={text} loadWhole={loadWhole}>
         {(part) => <Colored text={part} />}
       </LongText>
     </pre>

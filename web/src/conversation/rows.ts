@@ -6,7 +6,7 @@ type KindOf<K extends Block["kind"]> = Extract<Block, { kind: K }>;
 /** A sub-agent of a session with its own conversation. */
 export interface Subagent {
   id: string;
-  name?: string;
+  name?: string | undefined;
   blocks: readonly Block[];
   status: "running" | "completed" | "failed";
   streamingBlockIds: ReadonlySet<string>;
@@ -24,10 +24,11 @@ export interface Turn {
   reason?: string;
 }
 
-/** A row of the list. depth counts the sub-agents around it. */
-export type Row = { key: string; depth: number; executionId?: string } & (
+/** A row of the list. depth counts the sub-agents around it; cut reports whether long fields of the block are not whole. */
+export type Row = { key: string; depth: number; executionId?: string; cut?: boolean } & (
   | { type: "block"; block: Exclude<Block, { kind: "tool_use" | "tool_result" | "subagent" }>; streaming: boolean }
-  | { type: "tool"; block: KindOf<"tool_use">; result?: KindOf<"tool_result">; streaming: boolean }
+  // waiting reports whether the call waits for a person.
+  | { type: "tool"; block: KindOf<"tool_use">; result?: KindOf<"tool_result">; resultCut?: boolean; streaming: boolean; waiting: boolean }
   | { type: "result"; block: KindOf<"tool_result"> }
   | { type: "subagent"; block: KindOf<"subagent">; subagent?: Subagent; open: boolean }
   | { type: "approval"; approval: Approval }
@@ -38,10 +39,15 @@ export type Row = { key: string; depth: number; executionId?: string } & (
 export interface Conversation {
   blocks: readonly Block[];
   streamingBlockIds: ReadonlySet<string>;
+  /** Blocks of whose long fields only the beginning is known. */
+  truncatedBlockIds: ReadonlySet<string>;
+  /** The sub-agents by the id that their blocks name. */
   subagents: ReadonlyMap<string, Subagent>;
   turns: ReadonlyMap<string, Turn>;
   /** Requests, which are shown below their calls; open ones whose calls are not shown come last. */
   approvals: readonly Approval[];
+  /** Returns the key of the row of a block. */
+  keyOf: (block: Block) => string;
   /** Reports whether the blocks of a sub-agent are shown. */
   isOpen: (row: { key: string; block: KindOf<"subagent">; subagent?: Subagent }) => boolean;
 }
@@ -94,11 +100,11 @@ function addRows(rows: Row[], all: Conversation, blocks: readonly Block[], strea
       endTurn();
       executionId = block.executionId;
     }
-    const common = { key: block.id, depth, ...(block.executionId ? { executionId: block.executionId } : {}) };
+    const common = { key: all.keyOf(block), depth, ...(block.executionId ? { executionId: block.executionId } : {}), ...(all.truncatedBlockIds.has(block.id) ? { cut: true } : {}) };
     switch (block.kind) {
       case "tool_use": {
         const result = results.get(callKey(block));
-        rows.push({ ...common, type: "tool", block, ...(result ? { result } : {}), streaming: streaming.has(block.id) || streaming.has(result?.id ?? "") });
+        rows.push({ ...common, type: "tool", block, ...(result ? { result, resultCut: all.truncatedBlockIds.has(result.id) } : {}), streaming: streaming.has(block.id) || streaming.has(result?.id ?? ""), waiting: waiting.get(callKey(block))?.some((approval) => approval.status === "pending") ?? false });
         break;
       }
       case "tool_result":
@@ -106,7 +112,7 @@ function addRows(rows: Row[], all: Conversation, blocks: readonly Block[], strea
         break;
       case "subagent": {
         const subagent = all.subagents.get(block.subagentId ?? "");
-        const open = subagent !== undefined && !within.has(subagent.id) && all.isOpen({ key: block.id, block, subagent });
+        const open = subagent !== undefined && !within.has(subagent.id) && all.isOpen({ key: common.key, block, subagent });
         rows.push({ ...common, type: "subagent", block, ...(subagent ? { subagent } : {}), open });
         if (open) addRows(rows, all, subagent.blocks, subagent.streamingBlockIds, depth + 1, new Set([...within, subagent.id]), waiting);
         break;

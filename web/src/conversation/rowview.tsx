@@ -3,7 +3,7 @@ import { memo, useEffect, useMemo, useState, type ReactNode } from "react";
 import { visible } from "../text";
 import { CopyButton } from "./code";
 import { FileDiff, UnifiedDiff } from "./diffview";
-import { failuresUrl, remedyOf } from "./failures";
+import { failuresUrl, loadRemedies, remedyOf } from "./failures";
 import { count, formatCost, formatDuration } from "./format";
 import { Icon } from "./icons";
 import { LongText } from "./longtext";
@@ -20,10 +20,10 @@ export interface RowActions {
   turnMarkdown: (executionId: string) => string;
   /** Copies a link to the event that began a block; resolves when it is copied. Absent where there is no page to link to. */
   copyLink?: (blockId: string) => Promise<void>;
+  /** Shows the event that began a block, as the log has it. */
+  showEvent?: (blockId: string) => void;
   /** Loads the fields of a block that the page of blocks does not have whole. */
   loadWhole: (blockId: string) => void;
-  /** Returns the length in bytes of a field of a block that is not whole. */
-  cutBytes: (blockId: string, field: string) => number | undefined;
 }
 
 interface Props {
@@ -49,7 +49,7 @@ export const RowView = memo(
       case "result":
         return (
           <Fold icon={<Icon name="other" />} name="Result" argument={row.block.toolUseId ?? ""} open={open} toggle={toggle} meta={<Duration ms={row.block.durationMs} />} status={row.block.isError ? "failed" : "done"}>
-            <ResultText block={row.block} actions={actions} />
+            <ResultText block={row.block} loadWhole={loaderOf(row.cut, row.block, actions)} />
           </Fold>
         );
       case "subagent":
@@ -94,44 +94,37 @@ function Duration({ ms }: { ms: number | undefined }) {
 function ToolCall({ row, open, ended, actions, toggle }: Props & { row: Extract<Row, { type: "tool" }>; toggle: () => void }) {
   const { block, result } = row;
   const summary = useMemo(() => summarize(block), [block]);
-  const status: Status = isFailure(row) ? "failed" : result && result.status !== "pending" ? "done" : ended ? "cancelled" : "running";
-  const word = status === "cancelled" ? "no result" : status;
+  const status: Status = isFailure(row) ? "failed" : result && result.status !== "pending" ? "done" : ended ? "cancelled" : row.waiting ? "waiting" : "running";
+  const word = status === "cancelled" ? "no result" : status === "waiting" ? "waits for a person" : status;
   return (
     <Fold icon={<Icon name={summary.kind} />} name={summary.name} argument={summary.argument} mono={summary.kind !== "agent" && summary.kind !== "question"} open={open} toggle={toggle} meta={<Duration ms={result?.durationMs} />} status={status} word={word}>
-      <ToolInput block={block} actions={actions} />
-      {result && <ResultText block={result} actions={actions} />}
+      <ToolInput block={block} loadWhole={loaderOf(row.cut, block, actions)} />
+      {result && <ResultText block={result} loadWhole={loaderOf(row.resultCut, result, actions)} />}
+      <RowTools block={block} actions={actions} />
     </Fold>
   );
 }
 
 /** The arguments of a call: what it changes as a diff, what it runs as text, all else as JSON. */
-function ToolInput({ block, actions }: { block: Extract<Block, { kind: "tool_use" }>; actions: RowActions }) {
+function ToolInput({ block, loadWhole }: { block: Extract<Block, { kind: "tool_use" }>; loadWhole: (() => void) | undefined }) {
   const changes = useMemo(() => fileChanges(block.toolName, block.input), [block]);
-  const wholeBytes = actions.cutBytes(block.id, "input");
-  if (wholeBytes) {
-    return (
-      <pre className="tool-input">
-        <LongText text="" wholeBytes={wholeBytes} onLoadWhole={() => actions.loadWhole(block.id)}>
-          {visible}
-        </LongText>
-      </pre>
-    );
-  }
   if (changes.length > 0) return changes.map((change, i) => <FileDiff key={i} change={change} />);
   const command = commandOf(block.input);
   const text = command ?? (block.input === undefined ? (block.content ?? "") : JSON.stringify(block.input, undefined, 2));
-  return text === "" || text === "{}" ? null : (
+  return (text === "" || text === "{}") && !loadWhole ? null : (
     <pre className="tool-input" tabIndex={0} aria-label={command === undefined ? "Arguments" : "Command"} dir="auto">
-      <LongText text={text}>{visible}</LongText>
+      <LongText text={text} loadWhole={loadWhole}>
+        {visible}
+      </LongText>
     </pre>
   );
 }
 
-function ResultText({ block, actions }: { block: Extract<Block, { kind: "tool_result" }>; actions: RowActions }) {
+function ResultText({ block, loadWhole }: { block: Extract<Block, { kind: "tool_result" }>; loadWhole: (() => void) | undefined }) {
   const output = block.output ?? "";
   if (output === "") return <p className="fold-note">{block.status === "pending" ? "no output yet" : "no output"}</p>;
   if (output.startsWith("--- ") && /^--- .*\n\+\+\+ /.test(output.slice(0, 4096)) && output.length <= 1024 * 1024) return <UnifiedDiff text={output} />;
-  return <Output text={output} wholeBytes={actions.cutBytes(block.id, "output")} onLoadWhole={() => actions.loadWhole(block.id)} />;
+  return <Output text={output} loadWhole={loadWhole} />;
 }
 
 function SubagentLine({ row, open, ended, toggle, actions }: Props & { row: Extract<Row, { type: "subagent" }>; toggle: () => void }) {
@@ -155,32 +148,33 @@ function SubagentLine({ row, open, ended, toggle, actions }: Props & { row: Extr
       status={failed ? "failed" : running ? "running" : "done"}
     >
       {/* The blocks of the sub-agent are the next rows. */}
-      {!subagent && <Output text={block.output ?? ""} wholeBytes={actions.cutBytes(block.id, "output")} onLoadWhole={() => actions.loadWhole(block.id)} />}
+      {!subagent && <Output text={block.output ?? ""} loadWhole={loaderOf(row.cut, block, actions)} />}
     </Fold>
   );
 }
 
 function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "block" }>; open: boolean; toggle: () => void; actions: RowActions }) {
   const { block } = row;
+  const loadWhole = loaderOf(row.cut, block, actions);
   switch (block.kind) {
     case "user_message":
       return (
-        <section className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
-          {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} {...whole(block.id, "content", actions)} />}
+        <div role="group" className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
+          {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} loadWhole={loadWhole} />}
           {block.status === "pending" && <span className="message-note">sending…</span>}
-          <RowTools row={row} actions={actions} turn />
-        </section>
+          <RowTools block={block} actions={actions} turn />
+        </div>
       );
     case "assistant_text": {
       const text = block.content ?? "";
       return (
-        <section className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
-          <LongText text={text} {...whole(block.id, "content", actions)}>
+        <div role="group" className={`message message-agent${row.streaming ? " message-streaming" : ""}`} aria-label="Agent" aria-busy={row.streaming}>
+          <LongText text={text} loadWhole={loadWhole}>
             {(part) => <Markdown text={part} streaming={row.streaming} />}
           </LongText>
           {block.status === "error" && <span className="message-note">stopped here</span>}
-          {!row.streaming && <RowTools row={row} actions={actions} text={text} />}
-        </section>
+          {!row.streaming && <RowTools block={block} actions={actions} text={text} />}
+        </div>
       );
     }
     case "thinking": {
@@ -188,7 +182,7 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
       return (
         <Fold icon={<Icon name="thinking" />} name={row.streaming ? "Thinking" : "Thought"} argument={block.summary || text.slice(0, 400)} open={open} toggle={toggle}>
           <div className="thinking" dir="auto">
-            <LongText text={text} {...whole(block.id, "content", actions)}>
+            <LongText text={text} loadWhole={loadWhole}>
               {visible}
             </LongText>
           </div>
@@ -213,7 +207,9 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
       return (
         <p className="system-line">
           <bdi>
-            <LongText text={block.message || block.subtype || "system"}>{visible}</LongText>
+            <LongText text={block.message || block.subtype || "system"} loadWhole={loadWhole}>
+              {visible}
+            </LongText>
           </bdi>
         </p>
       );
@@ -222,15 +218,15 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
   }
 }
 
-function whole(blockId: string, field: string, actions: RowActions): { wholeBytes?: number; onLoadWhole?: () => void } {
-  const wholeBytes = actions.cutBytes(blockId, field);
-  return wholeBytes ? { wholeBytes, onLoadWhole: () => actions.loadWhole(blockId) } : {};
+/** Returns a function that loads a block of which the page of blocks has only the beginning. */
+function loaderOf(cut: boolean | undefined, block: Block, actions: RowActions): (() => void) | undefined {
+  return cut ? () => actions.loadWhole(block.id) : undefined;
 }
 
-function PlainText({ text, ...rest }: { text: string; wholeBytes?: number; onLoadWhole?: () => void }) {
+function PlainText({ text, loadWhole }: { text: string; loadWhole?: () => void }) {
   return (
     <div className="message-text" dir="auto">
-      <LongText text={text} {...rest}>
+      <LongText text={text} loadWhole={loadWhole}>
         {visible}
       </LongText>
     </div>
@@ -252,7 +248,7 @@ const planStatus = new Map<string, Status>(Object.entries({ completed: "done", i
 function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; title?: string; explanation?: string }) {
   const done = items.filter((item) => item.status === "completed").length;
   return (
-    <section className="plan" aria-label="Plan">
+    <div role="group" className="plan" aria-label="Plan">
       <header className="plan-head">
         <Icon name="plan" />
         <span className="plan-title">{visible(title || "Plan")}</span>
@@ -271,7 +267,7 @@ function PlanList({ items, title, explanation }: { items: readonly PlanItem[]; t
         ))}
       </ol>
       {items.length > 200 && <p className="fold-note">{count(items.length - 200, "item")} more</p>}
-    </section>
+    </div>
   );
 }
 
@@ -289,17 +285,25 @@ function StepLine({ step, open, toggle }: { step: Step; open: boolean; toggle: (
   );
 }
 
-/** An error: what happened, what to do, its code and where the code is described. */
-function Failure({ code, message }: { code?: string; message?: string }) {
-  const [remedy, setRemedy] = useState<string>();
+/** Returns what a code means and what to do, once the page about the codes is loaded. */
+function useRemedy(code: string | undefined): string | undefined {
+  const [, setFailed] = useState<boolean>();
+  const remedy = code && remedyOf(code);
   useEffect(() => {
+    if (!code || remedy !== undefined) return;
     let mounted = true;
     // The message is enough without the page, which a browser that is offline cannot load.
-    if (code) remedyOf(code).then((text) => mounted && setRemedy(text), () => undefined);
+    void loadRemedies().then(() => mounted && setFailed(false), () => mounted && setFailed(true));
     return () => void (mounted = false);
-  }, [code]);
+  }, [code, remedy]);
+  return remedy;
+}
+
+/** An error: what happened, what to do, its code and where the code is described. */
+function Failure({ code, message }: { code?: string; message?: string }) {
+  const remedy = useRemedy(code);
   return (
-    <section className="failure" aria-label="Error">
+    <div role="group" className="failure" aria-label="Error">
       <p className="failure-head">
         <StatusMark status="failed" word="error" />
         <bdi className="failure-message">
@@ -316,7 +320,7 @@ function Failure({ code, message }: { code?: string; message?: string }) {
           {visible(code)}
         </a>
       )}
-    </section>
+    </div>
   );
 }
 
@@ -341,14 +345,19 @@ function TurnEnd({ turn, actions }: { turn: Turn; actions: RowActions }) {
   );
 }
 
-/** Buttons of a message that are shown when the pointer or the focus is on it. */
-function RowTools({ row, actions, text, turn }: { row: Extract<Row, { type: "block" }>; actions: RowActions; text?: string; turn?: boolean }) {
-  const { executionId } = row;
+/** Buttons for a block. Those of a message are shown when the pointer or the focus is on it. */
+function RowTools({ block, actions, text, turn }: { block: Block; actions: RowActions; text?: string; turn?: boolean }) {
+  const { executionId } = block;
   return (
     <div className="row-tools">
       {turn && executionId && <CopyButton text={() => actions.turnMarkdown(executionId)} label="Copy this turn as Markdown" />}
       {text && <CopyButton text={text} label="Copy this text" />}
-      {actions.copyLink && <LinkButton copy={() => actions.copyLink!(row.block.id)} />}
+      {actions.copyLink && <LinkButton copy={() => actions.copyLink!(block.id)} />}
+      {actions.showEvent && (
+        <button type="button" className="copy-button" onClick={() => actions.showEvent!(block.id)} aria-label="Show the event of this block">
+          Event
+        </button>
+      )}
     </div>
   );
 }

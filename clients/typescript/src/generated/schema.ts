@@ -293,7 +293,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** Returns an execution. */
+        /** Returns an execution, and why it waits. */
         get: operations["Executions_GetExecution"];
         put?: never;
         post?: never;
@@ -1713,6 +1713,11 @@ export interface components {
              */
             updatedAt?: string;
             usage?: components["schemas"]["spool.v1.Usage"];
+            /**
+             * @description Why the execution does not make progress at present. Only GetExecution sets it, and only while the reason is known: it
+             *     is absent if the execution has ended, runs, or starts.
+             */
+            waiting?: components["schemas"]["spool.v1.Waiting"];
         };
         /** @description Adapts the permission policy of the agent to one execution. */
         "spool.v1.ExecutionPermissions": {
@@ -2663,6 +2668,33 @@ export interface components {
              * @description Number of metered requests; 0 where requests are not counted.
              */
             requests?: number;
+        };
+        /** @description The present reason of an execution's wait. It is no part of the log. */
+        "spool.v1.Waiting": {
+            /** @description With approval: the oldest approval request that nobody has decided. */
+            approvalId?: string;
+            /** @description One sentence about this wait. */
+            detail?: string;
+            /** @description With earlier_execution: the execution of the session that must end first. */
+            executionId?: string;
+            /** @description With tenant_limit: the limit that is reached. With slot: the number of slots of the executor that reports the wait. */
+            limit?: number;
+            /** @description One of: approval, budget, disk, earlier_execution, engine_gone, not_before, paused, slot, tenant_limit. */
+            reason?: string;
+            /** @description What to do about the reason. */
+            remedy?: string;
+            /**
+             * Format: date-time
+             * @description Time since when the execution has waited for this reason; absent if it is not known.
+             */
+            since?: string;
+            /**
+             * Format: date-time
+             * @description With not_before: time of the next attempt.
+             */
+            until?: string;
+            /** @description With tenant_limit: how much of the limit the tenant uses. */
+            used?: number;
         };
         /**
          * @description A file that must be in the workspace before the agent starts. A request with files may have at most 16 MiB

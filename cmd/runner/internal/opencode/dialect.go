@@ -57,7 +57,7 @@ type callArguments struct {
 
 // todoEntry is an entry of the agent's list of todowrite.
 type todoEntry struct {
-	ID       string `json:"id"` // of earlier versions of the CLI
+	ID       string `json:"id"` // not in the tool's schema, but the CLI passes it on
 	Content  string `json:"content"`
 	Status   string `json:"status"`
 	Priority string `json:"priority"`

@@ -109,7 +109,7 @@ func (c *executionsShowCommand) printExecution(ctx context.Context, a *app, cl *
 	}
 	x := doc.Value
 	err = printFields(a, []any{"execution", x.ExecutionId}, []any{"session", x.SessionId}, []any{"query", titleExcerpt(x.Query)},
-		[]any{"recovers", x.GetRecoveredFrom()}, []any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", describeExecution(x)}, []any{"message", x.GetMessage()},
+		[]any{"recovers", x.GetRecoveredFrom()}, []any{"agent", x.Agent}, []any{"instance", x.GetInstance()}, []any{"phase", describeExecution(x)}, []any{"waits for", describeWaiting(x.Waiting)}, []any{"message", x.GetMessage()},
 		[]any{"attempt", x.Attempt}, []any{"executor", x.GetExecutor()}, []any{"model", x.GetModel()}, []any{"took", formatExecutionDuration(x)},
 		[]any{"tokens", formatTokens(x.Usage)}, []any{"cost", formatCost(x.CostUsd)}, []any{"sandbox time", formatSandboxTime(x.SandboxMs, x.SandboxCostUsd)}, []any{"queued", formatTime(x.QueuedAt)}, []any{"ended", formatTime(x.EndedAt)}, []any{"result", x.GetResult()})
 	if err != nil || len(x.Metered) == 0 {
@@ -193,6 +193,21 @@ func describeExecution(x *spoolv1.Execution) string {
 		return x.Phase + " (" + x.GetReason() + ")"
 	}
 	return x.Phase
+}
+
+// describeWaiting returns a text about why an execution waits, since when, and what to do; "" for nil.
+func describeWaiting(w *spoolv1.Waiting) string {
+	if w == nil {
+		return ""
+	}
+	text := w.Reason
+	if w.Since != nil {
+		text += " since " + formatTime(w.Since)
+	}
+	if w.Until != nil {
+		text += " until " + formatTime(w.Until)
+	}
+	return text + ": " + w.Detail + " " + w.Remedy
 }
 
 // formatExecutionDuration returns the duration of an execution that has ended, or "".

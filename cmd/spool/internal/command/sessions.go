@@ -159,11 +159,15 @@ func (c *sessionsShowCommand) printSession(ctx context.Context, a *app, cl *clie
 		return a.printJSON(doc)
 	}
 	s := doc.Value
+	waiting, err := activeWaiting(ctx, cl, s)
+	if err != nil {
+		return err
+	}
 	model := s.GetSessionOptions().GetModel()
 	if p := s.GetSessionOptions().GetModelProvider(); p != "" {
 		model = strings.TrimSpace(model + " by " + p)
 	}
-	err = printFields(a, []any{"session", s.SessionId}, []any{"status", describeSession(s)}, []any{"since", formatTime(s.PhaseSince)}, []any{"last error", describeLastError(s)}, []any{"title", titleExcerpt(s.Title)},
+	err = printFields(a, []any{"session", s.SessionId}, []any{"status", describeSession(s)}, []any{"since", formatTime(s.PhaseSince)}, []any{"waits for", describeWaiting(waiting)}, []any{"last error", describeLastError(s)}, []any{"title", titleExcerpt(s.Title)},
 		[]any{"agent", s.Agent + " " + s.AgentVersion}, []any{"instance", s.GetInstance()},
 		[]any{"architecture", s.Architecture}, []any{"sandbox", s.Sandbox}, []any{"model", model},
 		[]any{"created", formatTime(s.CreatedAt)}, []any{"updated", formatTime(s.UpdatedAt)}, []any{"events", s.Tip},
@@ -179,6 +183,15 @@ func (c *sessionsShowCommand) printSession(ctx context.Context, a *app, cl *clie
 	}
 	terminal.Fprintln(a.Out)
 	return printForks(a, s, client.List[*spoolv1.Session](ctx, cl.Sessions.ListSessions, &spoolv1.ListSessionsRequest{Parent: s.SessionId}))
+}
+
+// activeWaiting returns why the active execution of a session waits, or nil if the session has none, or it does not wait.
+func activeWaiting(ctx context.Context, cl *client.Client, s *spoolv1.Session) (*spoolv1.Waiting, error) {
+	if s.GetActiveExecutionId() == "" {
+		return nil, nil
+	}
+	doc, err := client.Call(ctx, cl.Executions.GetExecution, &spoolv1.GetExecutionRequest{ExecutionId: s.GetActiveExecutionId()})
+	return doc.Value.GetWaiting(), err
 }
 
 // maxShownForks is the maximum number of forks that "spool sessions show" prints.

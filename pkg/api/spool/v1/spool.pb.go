@@ -6116,6 +6116,9 @@ type Execution struct {
 	SandboxCostUsd float64 `protobuf:"fixed64,30,opt,name=sandbox_cost_usd,json=sandboxCostUsd,proto3" json:"sandbox_cost_usd,omitempty"`
 	// The failed execution that this one continues; absent if this one was not created by RecoverExecution.
 	RecoveredFrom *string `protobuf:"bytes,31,opt,name=recovered_from,json=recoveredFrom,proto3,oneof" json:"recovered_from,omitempty"`
+	// Why the execution does not make progress at present. Only GetExecution sets it, and only while the reason is known: it
+	// is absent if the execution has ended, runs, or starts.
+	Waiting       *Waiting `protobuf:"bytes,32,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -6367,6 +6370,131 @@ func (x *Execution) GetRecoveredFrom() string {
 	return ""
 }
 
+func (x *Execution) GetWaiting() *Waiting {
+	if x != nil {
+		return x.Waiting
+	}
+	return nil
+}
+
+// The present reason of an execution's wait. It is no part of the log.
+type Waiting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One of: approval, budget, disk, earlier_execution, engine_gone, not_before, paused, slot, tenant_limit.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Time since when the execution has waited for this reason; absent if it is not known.
+	Since *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=since,proto3" json:"since,omitempty"`
+	// One sentence about this wait.
+	Detail string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	// What to do about the reason.
+	Remedy string `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// With not_before: time of the next attempt.
+	Until *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=until,proto3" json:"until,omitempty"`
+	// With approval: the oldest approval request that nobody has decided.
+	ApprovalId *string `protobuf:"bytes,6,opt,name=approval_id,json=approvalId,proto3,oneof" json:"approval_id,omitempty"`
+	// With earlier_execution: the execution of the session that must end first.
+	ExecutionId *string `protobuf:"bytes,7,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	// With tenant_limit: the limit that is reached. With slot: the number of slots of the executor that reports the wait.
+	Limit *uint32 `protobuf:"varint,8,opt,name=limit,proto3,oneof" json:"limit,omitempty"`
+	// With tenant_limit: how much of the limit the tenant uses.
+	Used          *uint32 `protobuf:"varint,9,opt,name=used,proto3,oneof" json:"used,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Waiting) Reset() {
+	*x = Waiting{}
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Waiting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Waiting) ProtoMessage() {}
+
+func (x *Waiting) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Waiting.ProtoReflect.Descriptor instead.
+func (*Waiting) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+}
+
+func (x *Waiting) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *Waiting) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Waiting) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *Waiting) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
+func (x *Waiting) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *Waiting) GetApprovalId() string {
+	if x != nil && x.ApprovalId != nil {
+		return *x.ApprovalId
+	}
+	return ""
+}
+
+func (x *Waiting) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *Waiting) GetLimit() uint32 {
+	if x != nil && x.Limit != nil {
+		return *x.Limit
+	}
+	return 0
+}
+
+func (x *Waiting) GetUsed() uint32 {
+	if x != nil && x.Used != nil {
+		return *x.Used
+	}
+	return 0
+}
+
 // Usage of requests to one model on one day (UTC).
 type MeteredUsage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -6392,7 +6520,7 @@ type MeteredUsage struct {
 
 func (x *MeteredUsage) Reset() {
 	*x = MeteredUsage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6404,7 +6532,7 @@ func (x *MeteredUsage) String() string {
 func (*MeteredUsage) ProtoMessage() {}
 
 func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[69]
+	mi := &file_spool_v1_spool_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6417,7 +6545,7 @@ func (x *MeteredUsage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MeteredUsage.ProtoReflect.Descriptor instead.
 func (*MeteredUsage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{69}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *MeteredUsage) GetProvider() string {
@@ -6503,7 +6631,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6515,7 +6643,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[70]
+	mi := &file_spool_v1_spool_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6528,7 +6656,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{70}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *Usage) GetInputTokens() uint32 {
@@ -6568,7 +6696,7 @@ type CancelExecutionRequest struct {
 
 func (x *CancelExecutionRequest) Reset() {
 	*x = CancelExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6580,7 +6708,7 @@ func (x *CancelExecutionRequest) String() string {
 func (*CancelExecutionRequest) ProtoMessage() {}
 
 func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[71]
+	mi := &file_spool_v1_spool_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6593,7 +6721,7 @@ func (x *CancelExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionRequest.ProtoReflect.Descriptor instead.
 func (*CancelExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{71}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *CancelExecutionRequest) GetExecutionId() string {
@@ -6612,7 +6740,7 @@ type CancelExecutionResponse struct {
 
 func (x *CancelExecutionResponse) Reset() {
 	*x = CancelExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6624,7 +6752,7 @@ func (x *CancelExecutionResponse) String() string {
 func (*CancelExecutionResponse) ProtoMessage() {}
 
 func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[72]
+	mi := &file_spool_v1_spool_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6637,7 +6765,7 @@ func (x *CancelExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelExecutionResponse.ProtoReflect.Descriptor instead.
 func (*CancelExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{72}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *CancelExecutionResponse) GetPosition() string {
@@ -6656,7 +6784,7 @@ type PauseExecutionRequest struct {
 
 func (x *PauseExecutionRequest) Reset() {
 	*x = PauseExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6668,7 +6796,7 @@ func (x *PauseExecutionRequest) String() string {
 func (*PauseExecutionRequest) ProtoMessage() {}
 
 func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[73]
+	mi := &file_spool_v1_spool_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6681,7 +6809,7 @@ func (x *PauseExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionRequest.ProtoReflect.Descriptor instead.
 func (*PauseExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{73}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *PauseExecutionRequest) GetExecutionId() string {
@@ -6700,7 +6828,7 @@ type PauseExecutionResponse struct {
 
 func (x *PauseExecutionResponse) Reset() {
 	*x = PauseExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6712,7 +6840,7 @@ func (x *PauseExecutionResponse) String() string {
 func (*PauseExecutionResponse) ProtoMessage() {}
 
 func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[74]
+	mi := &file_spool_v1_spool_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6725,7 +6853,7 @@ func (x *PauseExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseExecutionResponse.ProtoReflect.Descriptor instead.
 func (*PauseExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{74}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *PauseExecutionResponse) GetPosition() string {
@@ -6744,7 +6872,7 @@ type ResumeExecutionRequest struct {
 
 func (x *ResumeExecutionRequest) Reset() {
 	*x = ResumeExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6756,7 +6884,7 @@ func (x *ResumeExecutionRequest) String() string {
 func (*ResumeExecutionRequest) ProtoMessage() {}
 
 func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[75]
+	mi := &file_spool_v1_spool_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6769,7 +6897,7 @@ func (x *ResumeExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionRequest.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{75}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *ResumeExecutionRequest) GetExecutionId() string {
@@ -6788,7 +6916,7 @@ type ResumeExecutionResponse struct {
 
 func (x *ResumeExecutionResponse) Reset() {
 	*x = ResumeExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6800,7 +6928,7 @@ func (x *ResumeExecutionResponse) String() string {
 func (*ResumeExecutionResponse) ProtoMessage() {}
 
 func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[76]
+	mi := &file_spool_v1_spool_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6813,7 +6941,7 @@ func (x *ResumeExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeExecutionResponse.ProtoReflect.Descriptor instead.
 func (*ResumeExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{76}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *ResumeExecutionResponse) GetPosition() string {
@@ -6832,7 +6960,7 @@ type TerminateExecutionRequest struct {
 
 func (x *TerminateExecutionRequest) Reset() {
 	*x = TerminateExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6844,7 +6972,7 @@ func (x *TerminateExecutionRequest) String() string {
 func (*TerminateExecutionRequest) ProtoMessage() {}
 
 func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[77]
+	mi := &file_spool_v1_spool_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6857,7 +6985,7 @@ func (x *TerminateExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionRequest.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{77}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *TerminateExecutionRequest) GetExecutionId() string {
@@ -6876,7 +7004,7 @@ type TerminateExecutionResponse struct {
 
 func (x *TerminateExecutionResponse) Reset() {
 	*x = TerminateExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6888,7 +7016,7 @@ func (x *TerminateExecutionResponse) String() string {
 func (*TerminateExecutionResponse) ProtoMessage() {}
 
 func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[78]
+	mi := &file_spool_v1_spool_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6901,7 +7029,7 @@ func (x *TerminateExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TerminateExecutionResponse.ProtoReflect.Descriptor instead.
 func (*TerminateExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{78}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *TerminateExecutionResponse) GetPosition() string {
@@ -6924,7 +7052,7 @@ type RecoverExecutionRequest struct {
 
 func (x *RecoverExecutionRequest) Reset() {
 	*x = RecoverExecutionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6936,7 +7064,7 @@ func (x *RecoverExecutionRequest) String() string {
 func (*RecoverExecutionRequest) ProtoMessage() {}
 
 func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[79]
+	mi := &file_spool_v1_spool_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6949,7 +7077,7 @@ func (x *RecoverExecutionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionRequest.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{79}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *RecoverExecutionRequest) GetExecutionId() string {
@@ -6978,7 +7106,7 @@ type RecoverExecutionResponse struct {
 
 func (x *RecoverExecutionResponse) Reset() {
 	*x = RecoverExecutionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6990,7 +7118,7 @@ func (x *RecoverExecutionResponse) String() string {
 func (*RecoverExecutionResponse) ProtoMessage() {}
 
 func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[80]
+	mi := &file_spool_v1_spool_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7003,7 +7131,7 @@ func (x *RecoverExecutionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverExecutionResponse.ProtoReflect.Descriptor instead.
 func (*RecoverExecutionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{80}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RecoverExecutionResponse) GetSessionId() string {
@@ -7044,7 +7172,7 @@ type ListApprovalsRequest struct {
 
 func (x *ListApprovalsRequest) Reset() {
 	*x = ListApprovalsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7056,7 +7184,7 @@ func (x *ListApprovalsRequest) String() string {
 func (*ListApprovalsRequest) ProtoMessage() {}
 
 func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[81]
+	mi := &file_spool_v1_spool_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7069,7 +7197,7 @@ func (x *ListApprovalsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsRequest.ProtoReflect.Descriptor instead.
 func (*ListApprovalsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{81}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *ListApprovalsRequest) GetSessionId() string {
@@ -7118,7 +7246,7 @@ type ListApprovalsResponse struct {
 
 func (x *ListApprovalsResponse) Reset() {
 	*x = ListApprovalsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7130,7 +7258,7 @@ func (x *ListApprovalsResponse) String() string {
 func (*ListApprovalsResponse) ProtoMessage() {}
 
 func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[82]
+	mi := &file_spool_v1_spool_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7143,7 +7271,7 @@ func (x *ListApprovalsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListApprovalsResponse.ProtoReflect.Descriptor instead.
 func (*ListApprovalsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{82}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *ListApprovalsResponse) GetApprovals() []*Approval {
@@ -7170,7 +7298,7 @@ type GetApprovalRequest struct {
 
 func (x *GetApprovalRequest) Reset() {
 	*x = GetApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7182,7 +7310,7 @@ func (x *GetApprovalRequest) String() string {
 func (*GetApprovalRequest) ProtoMessage() {}
 
 func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[83]
+	mi := &file_spool_v1_spool_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7195,7 +7323,7 @@ func (x *GetApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetApprovalRequest.ProtoReflect.Descriptor instead.
 func (*GetApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{83}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *GetApprovalRequest) GetApprovalId() string {
@@ -7253,7 +7381,7 @@ type Approval struct {
 
 func (x *Approval) Reset() {
 	*x = Approval{}
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7265,7 +7393,7 @@ func (x *Approval) String() string {
 func (*Approval) ProtoMessage() {}
 
 func (x *Approval) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[84]
+	mi := &file_spool_v1_spool_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7278,7 +7406,7 @@ func (x *Approval) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Approval.ProtoReflect.Descriptor instead.
 func (*Approval) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{84}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *Approval) GetApprovalId() string {
@@ -7441,7 +7569,7 @@ type DecideApprovalRequest struct {
 
 func (x *DecideApprovalRequest) Reset() {
 	*x = DecideApprovalRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7453,7 +7581,7 @@ func (x *DecideApprovalRequest) String() string {
 func (*DecideApprovalRequest) ProtoMessage() {}
 
 func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[85]
+	mi := &file_spool_v1_spool_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7466,7 +7594,7 @@ func (x *DecideApprovalRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalRequest.ProtoReflect.Descriptor instead.
 func (*DecideApprovalRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{85}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *DecideApprovalRequest) GetApprovalId() string {
@@ -7521,7 +7649,7 @@ type DecideApprovalResponse struct {
 
 func (x *DecideApprovalResponse) Reset() {
 	*x = DecideApprovalResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7533,7 +7661,7 @@ func (x *DecideApprovalResponse) String() string {
 func (*DecideApprovalResponse) ProtoMessage() {}
 
 func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[86]
+	mi := &file_spool_v1_spool_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7546,7 +7674,7 @@ func (x *DecideApprovalResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideApprovalResponse.ProtoReflect.Descriptor instead.
 func (*DecideApprovalResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{86}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *DecideApprovalResponse) GetPosition() string {
@@ -7569,7 +7697,7 @@ type ExecutionPermissions struct {
 
 func (x *ExecutionPermissions) Reset() {
 	*x = ExecutionPermissions{}
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7581,7 +7709,7 @@ func (x *ExecutionPermissions) String() string {
 func (*ExecutionPermissions) ProtoMessage() {}
 
 func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[87]
+	mi := &file_spool_v1_spool_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7594,7 +7722,7 @@ func (x *ExecutionPermissions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecutionPermissions.ProtoReflect.Descriptor instead.
 func (*ExecutionPermissions) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{87}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *ExecutionPermissions) GetRules() []*PermissionRule {
@@ -7630,7 +7758,7 @@ type PermissionRule struct {
 
 func (x *PermissionRule) Reset() {
 	*x = PermissionRule{}
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7642,7 +7770,7 @@ func (x *PermissionRule) String() string {
 func (*PermissionRule) ProtoMessage() {}
 
 func (x *PermissionRule) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[88]
+	mi := &file_spool_v1_spool_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7655,7 +7783,7 @@ func (x *PermissionRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PermissionRule.ProtoReflect.Descriptor instead.
 func (*PermissionRule) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{88}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *PermissionRule) GetTool() string {
@@ -7711,7 +7839,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7723,7 +7851,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[89]
+	mi := &file_spool_v1_spool_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7736,7 +7864,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{89}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *ListEventsRequest) GetSessionId() string {
@@ -7794,7 +7922,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7806,7 +7934,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[90]
+	mi := &file_spool_v1_spool_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7819,7 +7947,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{90}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -7857,7 +7985,7 @@ type ListHistoryRequest struct {
 
 func (x *ListHistoryRequest) Reset() {
 	*x = ListHistoryRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7869,7 +7997,7 @@ func (x *ListHistoryRequest) String() string {
 func (*ListHistoryRequest) ProtoMessage() {}
 
 func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[91]
+	mi := &file_spool_v1_spool_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7882,7 +8010,7 @@ func (x *ListHistoryRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{91}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *ListHistoryRequest) GetSessionId() string {
@@ -7928,7 +8056,7 @@ type ListHistoryResponse struct {
 
 func (x *ListHistoryResponse) Reset() {
 	*x = ListHistoryResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7940,7 +8068,7 @@ func (x *ListHistoryResponse) String() string {
 func (*ListHistoryResponse) ProtoMessage() {}
 
 func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[92]
+	mi := &file_spool_v1_spool_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7953,7 +8081,7 @@ func (x *ListHistoryResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{92}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *ListHistoryResponse) GetEvents() []*Event {
@@ -7996,7 +8124,7 @@ type Ancestor struct {
 
 func (x *Ancestor) Reset() {
 	*x = Ancestor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8008,7 +8136,7 @@ func (x *Ancestor) String() string {
 func (*Ancestor) ProtoMessage() {}
 
 func (x *Ancestor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[93]
+	mi := &file_spool_v1_spool_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8021,7 +8149,7 @@ func (x *Ancestor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ancestor.ProtoReflect.Descriptor instead.
 func (*Ancestor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{93}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *Ancestor) GetSessionId() string {
@@ -8052,7 +8180,7 @@ type ListHistoryBlocksRequest struct {
 
 func (x *ListHistoryBlocksRequest) Reset() {
 	*x = ListHistoryBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8064,7 +8192,7 @@ func (x *ListHistoryBlocksRequest) String() string {
 func (*ListHistoryBlocksRequest) ProtoMessage() {}
 
 func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[94]
+	mi := &file_spool_v1_spool_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8077,7 +8205,7 @@ func (x *ListHistoryBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{94}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *ListHistoryBlocksRequest) GetSessionId() string {
@@ -8120,7 +8248,7 @@ type ListHistoryBlocksResponse struct {
 
 func (x *ListHistoryBlocksResponse) Reset() {
 	*x = ListHistoryBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8132,7 +8260,7 @@ func (x *ListHistoryBlocksResponse) String() string {
 func (*ListHistoryBlocksResponse) ProtoMessage() {}
 
 func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[95]
+	mi := &file_spool_v1_spool_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8145,7 +8273,7 @@ func (x *ListHistoryBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListHistoryBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListHistoryBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{95}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *ListHistoryBlocksResponse) GetAncestors() []*InheritedBlocks {
@@ -8174,7 +8302,7 @@ type InheritedBlocks struct {
 
 func (x *InheritedBlocks) Reset() {
 	*x = InheritedBlocks{}
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8186,7 +8314,7 @@ func (x *InheritedBlocks) String() string {
 func (*InheritedBlocks) ProtoMessage() {}
 
 func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[96]
+	mi := &file_spool_v1_spool_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8199,7 +8327,7 @@ func (x *InheritedBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InheritedBlocks.ProtoReflect.Descriptor instead.
 func (*InheritedBlocks) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{96}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *InheritedBlocks) GetSessionId() string {
@@ -8248,7 +8376,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8260,7 +8388,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[97]
+	mi := &file_spool_v1_spool_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8273,7 +8401,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{97}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *Event) GetSeq() uint32 {
@@ -8368,7 +8496,7 @@ type EventMetadata struct {
 
 func (x *EventMetadata) Reset() {
 	*x = EventMetadata{}
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8380,7 +8508,7 @@ func (x *EventMetadata) String() string {
 func (*EventMetadata) ProtoMessage() {}
 
 func (x *EventMetadata) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[98]
+	mi := &file_spool_v1_spool_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8393,7 +8521,7 @@ func (x *EventMetadata) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventMetadata.ProtoReflect.Descriptor instead.
 func (*EventMetadata) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{98}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *EventMetadata) GetSession() *Json {
@@ -8423,7 +8551,7 @@ type StreamEventsRequest struct {
 
 func (x *StreamEventsRequest) Reset() {
 	*x = StreamEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8435,7 +8563,7 @@ func (x *StreamEventsRequest) String() string {
 func (*StreamEventsRequest) ProtoMessage() {}
 
 func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[99]
+	mi := &file_spool_v1_spool_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8448,7 +8576,7 @@ func (x *StreamEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsRequest.ProtoReflect.Descriptor instead.
 func (*StreamEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{99}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *StreamEventsRequest) GetSessionId() string {
@@ -8485,7 +8613,7 @@ type StreamEventsResponse struct {
 
 func (x *StreamEventsResponse) Reset() {
 	*x = StreamEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8497,7 +8625,7 @@ func (x *StreamEventsResponse) String() string {
 func (*StreamEventsResponse) ProtoMessage() {}
 
 func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[100]
+	mi := &file_spool_v1_spool_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8510,7 +8638,7 @@ func (x *StreamEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamEventsResponse.ProtoReflect.Descriptor instead.
 func (*StreamEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{100}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *StreamEventsResponse) GetMessage() isStreamEventsResponse_Message {
@@ -8566,7 +8694,7 @@ type Lag struct {
 
 func (x *Lag) Reset() {
 	*x = Lag{}
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8578,7 +8706,7 @@ func (x *Lag) String() string {
 func (*Lag) ProtoMessage() {}
 
 func (x *Lag) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[101]
+	mi := &file_spool_v1_spool_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8591,7 +8719,7 @@ func (x *Lag) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lag.ProtoReflect.Descriptor instead.
 func (*Lag) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{101}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *Lag) GetLagging() bool {
@@ -8627,7 +8755,7 @@ type ReplayEventsRequest struct {
 
 func (x *ReplayEventsRequest) Reset() {
 	*x = ReplayEventsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8639,7 +8767,7 @@ func (x *ReplayEventsRequest) String() string {
 func (*ReplayEventsRequest) ProtoMessage() {}
 
 func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[102]
+	mi := &file_spool_v1_spool_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8652,7 +8780,7 @@ func (x *ReplayEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsRequest.ProtoReflect.Descriptor instead.
 func (*ReplayEventsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{102}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *ReplayEventsRequest) GetSessionId() string {
@@ -8713,7 +8841,7 @@ type ReplayEventsResponse struct {
 
 func (x *ReplayEventsResponse) Reset() {
 	*x = ReplayEventsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8725,7 +8853,7 @@ func (x *ReplayEventsResponse) String() string {
 func (*ReplayEventsResponse) ProtoMessage() {}
 
 func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[103]
+	mi := &file_spool_v1_spool_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8738,7 +8866,7 @@ func (x *ReplayEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEventsResponse.ProtoReflect.Descriptor instead.
 func (*ReplayEventsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{103}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *ReplayEventsResponse) GetMessage() isReplayEventsResponse_Message {
@@ -8843,7 +8971,7 @@ type ReplayStarted struct {
 
 func (x *ReplayStarted) Reset() {
 	*x = ReplayStarted{}
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8855,7 +8983,7 @@ func (x *ReplayStarted) String() string {
 func (*ReplayStarted) ProtoMessage() {}
 
 func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[104]
+	mi := &file_spool_v1_spool_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8868,7 +8996,7 @@ func (x *ReplayStarted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayStarted.ProtoReflect.Descriptor instead.
 func (*ReplayStarted) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{104}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *ReplayStarted) GetFrom() uint32 {
@@ -8914,7 +9042,7 @@ type GapShortened struct {
 
 func (x *GapShortened) Reset() {
 	*x = GapShortened{}
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8926,7 +9054,7 @@ func (x *GapShortened) String() string {
 func (*GapShortened) ProtoMessage() {}
 
 func (x *GapShortened) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[105]
+	mi := &file_spool_v1_spool_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8939,7 +9067,7 @@ func (x *GapShortened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GapShortened.ProtoReflect.Descriptor instead.
 func (*GapShortened) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{105}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *GapShortened) GetSeq() uint32 {
@@ -8977,7 +9105,7 @@ type BlockWhole struct {
 
 func (x *BlockWhole) Reset() {
 	*x = BlockWhole{}
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8989,7 +9117,7 @@ func (x *BlockWhole) String() string {
 func (*BlockWhole) ProtoMessage() {}
 
 func (x *BlockWhole) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[106]
+	mi := &file_spool_v1_spool_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9002,7 +9130,7 @@ func (x *BlockWhole) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockWhole.ProtoReflect.Descriptor instead.
 func (*BlockWhole) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{106}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *BlockWhole) GetSeq() uint32 {
@@ -9037,7 +9165,7 @@ type ReplayEnded struct {
 
 func (x *ReplayEnded) Reset() {
 	*x = ReplayEnded{}
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9049,7 +9177,7 @@ func (x *ReplayEnded) String() string {
 func (*ReplayEnded) ProtoMessage() {}
 
 func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[107]
+	mi := &file_spool_v1_spool_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9062,7 +9190,7 @@ func (x *ReplayEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayEnded.ProtoReflect.Descriptor instead.
 func (*ReplayEnded) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{107}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *ReplayEnded) GetSeq() uint32 {
@@ -9091,7 +9219,7 @@ type ListBlocksRequest struct {
 
 func (x *ListBlocksRequest) Reset() {
 	*x = ListBlocksRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9103,7 +9231,7 @@ func (x *ListBlocksRequest) String() string {
 func (*ListBlocksRequest) ProtoMessage() {}
 
 func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[108]
+	mi := &file_spool_v1_spool_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9116,7 +9244,7 @@ func (x *ListBlocksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksRequest.ProtoReflect.Descriptor instead.
 func (*ListBlocksRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{108}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *ListBlocksRequest) GetSessionId() string {
@@ -9178,7 +9306,7 @@ type ListBlocksResponse struct {
 
 func (x *ListBlocksResponse) Reset() {
 	*x = ListBlocksResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9190,7 +9318,7 @@ func (x *ListBlocksResponse) String() string {
 func (*ListBlocksResponse) ProtoMessage() {}
 
 func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[109]
+	mi := &file_spool_v1_spool_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9203,7 +9331,7 @@ func (x *ListBlocksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBlocksResponse.ProtoReflect.Descriptor instead.
 func (*ListBlocksResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{109}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *ListBlocksResponse) GetBlocks() []*Block {
@@ -9249,7 +9377,7 @@ type TruncatedField struct {
 
 func (x *TruncatedField) Reset() {
 	*x = TruncatedField{}
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9261,7 +9389,7 @@ func (x *TruncatedField) String() string {
 func (*TruncatedField) ProtoMessage() {}
 
 func (x *TruncatedField) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[110]
+	mi := &file_spool_v1_spool_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9274,7 +9402,7 @@ func (x *TruncatedField) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TruncatedField.ProtoReflect.Descriptor instead.
 func (*TruncatedField) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{110}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *TruncatedField) GetBlockId() string {
@@ -9309,7 +9437,7 @@ type GetBlockRequest struct {
 
 func (x *GetBlockRequest) Reset() {
 	*x = GetBlockRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9321,7 +9449,7 @@ func (x *GetBlockRequest) String() string {
 func (*GetBlockRequest) ProtoMessage() {}
 
 func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[111]
+	mi := &file_spool_v1_spool_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9334,7 +9462,7 @@ func (x *GetBlockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlockRequest.ProtoReflect.Descriptor instead.
 func (*GetBlockRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{111}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *GetBlockRequest) GetSessionId() string {
@@ -9369,7 +9497,7 @@ type GetBlockResponse struct {
 
 func (x *GetBlockResponse) Reset() {
 	*x = GetBlockResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9381,7 +9509,7 @@ func (x *GetBlockResponse) String() string {
 func (*GetBlockResponse) ProtoMessage() {}
 
 func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[112]
+	mi := &file_spool_v1_spool_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9394,7 +9522,7 @@ func (x *GetBlockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetBlockResponse.ProtoReflect.Descriptor instead.
 func (*GetBlockResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{112}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *GetBlockResponse) GetBlock() *Block {
@@ -9423,7 +9551,7 @@ type GetTimelineRequest struct {
 
 func (x *GetTimelineRequest) Reset() {
 	*x = GetTimelineRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9435,7 +9563,7 @@ func (x *GetTimelineRequest) String() string {
 func (*GetTimelineRequest) ProtoMessage() {}
 
 func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[113]
+	mi := &file_spool_v1_spool_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9448,7 +9576,7 @@ func (x *GetTimelineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTimelineRequest.ProtoReflect.Descriptor instead.
 func (*GetTimelineRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{113}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *GetTimelineRequest) GetSessionId() string {
@@ -9496,7 +9624,7 @@ type Timeline struct {
 
 func (x *Timeline) Reset() {
 	*x = Timeline{}
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9508,7 +9636,7 @@ func (x *Timeline) String() string {
 func (*Timeline) ProtoMessage() {}
 
 func (x *Timeline) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[114]
+	mi := &file_spool_v1_spool_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9521,7 +9649,7 @@ func (x *Timeline) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Timeline.ProtoReflect.Descriptor instead.
 func (*Timeline) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{114}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *Timeline) GetTip() uint32 {
@@ -9598,7 +9726,7 @@ type TimelineLane struct {
 
 func (x *TimelineLane) Reset() {
 	*x = TimelineLane{}
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9610,7 +9738,7 @@ func (x *TimelineLane) String() string {
 func (*TimelineLane) ProtoMessage() {}
 
 func (x *TimelineLane) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[115]
+	mi := &file_spool_v1_spool_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9623,7 +9751,7 @@ func (x *TimelineLane) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TimelineLane.ProtoReflect.Descriptor instead.
 func (*TimelineLane) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{115}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *TimelineLane) GetKind() string {
@@ -9687,7 +9815,7 @@ type TimelineMark struct {
 
 func (x *TimelineMark) Reset() {
 	*x = TimelineMark{}
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9699,7 +9827,7 @@ func (x *TimelineMark) String() string {
 func (*TimelineMark) ProtoMessage() {}
 
 func (x *TimelineMark) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[116]
+	mi := &file_spool_v1_spool_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9712,7 +9840,7 @@ func (x *TimelineMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TimelineMark.ProtoReflect.Descriptor instead.
 func (*TimelineMark) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{116}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *TimelineMark) GetSeq() uint32 {
@@ -9862,7 +9990,7 @@ type Block struct {
 
 func (x *Block) Reset() {
 	*x = Block{}
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9874,7 +10002,7 @@ func (x *Block) String() string {
 func (*Block) ProtoMessage() {}
 
 func (x *Block) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[117]
+	mi := &file_spool_v1_spool_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9887,7 +10015,7 @@ func (x *Block) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Block.ProtoReflect.Descriptor instead.
 func (*Block) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{117}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *Block) GetId() string {
@@ -10100,7 +10228,7 @@ type Plan struct {
 
 func (x *Plan) Reset() {
 	*x = Plan{}
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10112,7 +10240,7 @@ func (x *Plan) String() string {
 func (*Plan) ProtoMessage() {}
 
 func (x *Plan) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[118]
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10125,7 +10253,7 @@ func (x *Plan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Plan.ProtoReflect.Descriptor instead.
 func (*Plan) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{118}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *Plan) GetTitle() string {
@@ -10164,7 +10292,7 @@ type PlanItem struct {
 
 func (x *PlanItem) Reset() {
 	*x = PlanItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10176,7 +10304,7 @@ func (x *PlanItem) String() string {
 func (*PlanItem) ProtoMessage() {}
 
 func (x *PlanItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10189,7 +10317,7 @@ func (x *PlanItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanItem.ProtoReflect.Descriptor instead.
 func (*PlanItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *PlanItem) GetId() string {
@@ -10249,7 +10377,7 @@ type Step struct {
 
 func (x *Step) Reset() {
 	*x = Step{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10261,7 +10389,7 @@ func (x *Step) String() string {
 func (*Step) ProtoMessage() {}
 
 func (x *Step) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10274,7 +10402,7 @@ func (x *Step) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Step.ProtoReflect.Descriptor instead.
 func (*Step) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *Step) GetId() string {
@@ -10368,7 +10496,7 @@ type LoadedSkill struct {
 
 func (x *LoadedSkill) Reset() {
 	*x = LoadedSkill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10380,7 +10508,7 @@ func (x *LoadedSkill) String() string {
 func (*LoadedSkill) ProtoMessage() {}
 
 func (x *LoadedSkill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10393,7 +10521,7 @@ func (x *LoadedSkill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadedSkill.ProtoReflect.Descriptor instead.
 func (*LoadedSkill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *LoadedSkill) GetName() string {
@@ -10429,7 +10557,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10441,7 +10569,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10454,7 +10582,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -10493,7 +10621,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10505,7 +10633,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10518,7 +10646,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -10577,7 +10705,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10589,7 +10717,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10602,7 +10730,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -10676,7 +10804,7 @@ type CreateSignInCodeRequest struct {
 
 func (x *CreateSignInCodeRequest) Reset() {
 	*x = CreateSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10688,7 +10816,7 @@ func (x *CreateSignInCodeRequest) String() string {
 func (*CreateSignInCodeRequest) ProtoMessage() {}
 
 func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10701,7 +10829,7 @@ func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 type CreateSignInCodeResponse struct {
@@ -10717,7 +10845,7 @@ type CreateSignInCodeResponse struct {
 
 func (x *CreateSignInCodeResponse) Reset() {
 	*x = CreateSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10729,7 +10857,7 @@ func (x *CreateSignInCodeResponse) String() string {
 func (*CreateSignInCodeResponse) ProtoMessage() {}
 
 func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10742,7 +10870,7 @@ func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *CreateSignInCodeResponse) GetCode() string {
@@ -10772,7 +10900,7 @@ type ExchangeSignInCodeRequest struct {
 
 func (x *ExchangeSignInCodeRequest) Reset() {
 	*x = ExchangeSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10784,7 +10912,7 @@ func (x *ExchangeSignInCodeRequest) String() string {
 func (*ExchangeSignInCodeRequest) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10797,7 +10925,7 @@ func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ExchangeSignInCodeRequest) GetCode() string {
@@ -10839,7 +10967,7 @@ type ExchangeSignInCodeResponse struct {
 
 func (x *ExchangeSignInCodeResponse) Reset() {
 	*x = ExchangeSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10851,7 +10979,7 @@ func (x *ExchangeSignInCodeResponse) String() string {
 func (*ExchangeSignInCodeResponse) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10864,7 +10992,7 @@ func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExchangeSignInCodeResponse) GetCredential() string {
@@ -10910,7 +11038,7 @@ type GetSignInSessionRequest struct {
 
 func (x *GetSignInSessionRequest) Reset() {
 	*x = GetSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10922,7 +11050,7 @@ func (x *GetSignInSessionRequest) String() string {
 func (*GetSignInSessionRequest) ProtoMessage() {}
 
 func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10935,7 +11063,7 @@ func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 type SignInSession struct {
@@ -10957,7 +11085,7 @@ type SignInSession struct {
 
 func (x *SignInSession) Reset() {
 	*x = SignInSession{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10969,7 +11097,7 @@ func (x *SignInSession) String() string {
 func (*SignInSession) ProtoMessage() {}
 
 func (x *SignInSession) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10982,7 +11110,7 @@ func (x *SignInSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInSession.ProtoReflect.Descriptor instead.
 func (*SignInSession) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *SignInSession) GetTenant() string {
@@ -11042,7 +11170,7 @@ type DeleteSignInSessionRequest struct {
 
 func (x *DeleteSignInSessionRequest) Reset() {
 	*x = DeleteSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11054,7 +11182,7 @@ func (x *DeleteSignInSessionRequest) String() string {
 func (*DeleteSignInSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11067,7 +11195,7 @@ func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 type DeleteSignInSessionResponse struct {
@@ -11078,7 +11206,7 @@ type DeleteSignInSessionResponse struct {
 
 func (x *DeleteSignInSessionResponse) Reset() {
 	*x = DeleteSignInSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11090,7 +11218,7 @@ func (x *DeleteSignInSessionResponse) String() string {
 func (*DeleteSignInSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11103,7 +11231,7 @@ func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 type ListDeadLettersRequest struct {
@@ -11118,7 +11246,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11130,7 +11258,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11143,7 +11271,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -11171,7 +11299,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11183,7 +11311,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11196,7 +11324,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -11239,7 +11367,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11251,7 +11379,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11264,7 +11392,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -11348,7 +11476,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11360,7 +11488,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11373,7 +11501,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -11422,7 +11550,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11434,7 +11562,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11447,7 +11575,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -11487,7 +11615,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11499,7 +11627,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11512,7 +11640,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -11591,7 +11719,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11603,7 +11731,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11616,7 +11744,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -11677,7 +11805,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11689,7 +11817,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11702,7 +11830,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -11721,7 +11849,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11733,7 +11861,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11746,7 +11874,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -11765,7 +11893,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11777,7 +11905,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11790,7 +11918,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -11809,7 +11937,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11821,7 +11949,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11834,7 +11962,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -11853,7 +11981,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11865,7 +11993,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11878,7 +12006,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -11898,7 +12026,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11910,7 +12038,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11923,7 +12051,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -11942,7 +12070,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11954,7 +12082,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11967,7 +12095,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -12000,7 +12128,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12012,7 +12140,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12025,7 +12153,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Key) GetKeyId() string {
@@ -12102,7 +12230,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12114,7 +12242,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12127,7 +12255,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -12156,7 +12284,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12168,7 +12296,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12181,7 +12309,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -12219,7 +12347,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12231,7 +12359,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12244,7 +12372,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -12279,7 +12407,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12291,7 +12419,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12304,7 +12432,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -12339,7 +12467,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12351,7 +12479,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12364,7 +12492,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -12383,7 +12511,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12395,7 +12523,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12408,7 +12536,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -12438,7 +12566,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12450,7 +12578,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12463,7 +12591,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -12527,7 +12655,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12539,7 +12667,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12552,7 +12680,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -12580,7 +12708,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12592,7 +12720,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12605,7 +12733,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -12659,7 +12787,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12671,7 +12799,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12684,7 +12812,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -12769,7 +12897,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12781,7 +12909,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12794,7 +12922,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -12821,7 +12949,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12833,7 +12961,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12846,7 +12974,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -12874,7 +13002,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12886,7 +13014,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12899,7 +13027,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -12922,7 +13050,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12934,7 +13062,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12947,7 +13075,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -12981,7 +13109,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12993,7 +13121,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13006,7 +13134,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -13026,7 +13154,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13038,7 +13166,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13051,7 +13179,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -13086,7 +13214,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13098,7 +13226,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13111,7 +13239,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *Reference) GetScope() string {
@@ -13157,7 +13285,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13169,7 +13297,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13182,7 +13310,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -13227,7 +13355,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13239,7 +13367,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13252,7 +13380,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -13285,7 +13413,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13297,7 +13425,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13310,7 +13438,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -13334,7 +13462,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13346,7 +13474,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13359,7 +13487,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -13394,7 +13522,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13406,7 +13534,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13419,7 +13547,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -13447,7 +13575,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13459,7 +13587,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13472,7 +13600,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -13505,7 +13633,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13517,7 +13645,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13530,7 +13658,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -13579,7 +13707,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13591,7 +13719,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13604,7 +13732,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -13642,7 +13770,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13654,7 +13782,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13667,7 +13795,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -13702,7 +13830,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13714,7 +13842,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13727,7 +13855,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -13755,7 +13883,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13767,7 +13895,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13780,7 +13908,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -13813,7 +13941,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13825,7 +13953,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13838,7 +13966,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -13887,7 +14015,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13899,7 +14027,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13912,7 +14040,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -13950,7 +14078,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13962,7 +14090,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13975,7 +14103,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -14010,7 +14138,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14022,7 +14150,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14035,7 +14163,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -14063,7 +14191,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14075,7 +14203,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14088,7 +14216,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -14121,7 +14249,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14133,7 +14261,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14146,7 +14274,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -14195,7 +14323,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[182]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14207,7 +14335,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[182]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14220,7 +14348,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -14258,7 +14386,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[183]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14270,7 +14398,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[183]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14283,7 +14411,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -14320,7 +14448,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[184]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14332,7 +14460,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[184]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14345,7 +14473,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -14374,7 +14502,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[185]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14386,7 +14514,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[185]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14399,7 +14527,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -14430,7 +14558,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[186]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14442,7 +14570,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[186]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14455,7 +14583,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -14497,7 +14625,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[187]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14509,7 +14637,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[187]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14522,7 +14650,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -14550,7 +14678,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[188]
+	mi := &file_spool_v1_spool_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14562,7 +14690,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[188]
+	mi := &file_spool_v1_spool_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14575,7 +14703,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -14608,7 +14736,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[189]
+	mi := &file_spool_v1_spool_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14620,7 +14748,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[189]
+	mi := &file_spool_v1_spool_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14633,7 +14761,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{189}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -14695,7 +14823,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[190]
+	mi := &file_spool_v1_spool_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14707,7 +14835,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[190]
+	mi := &file_spool_v1_spool_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14720,7 +14848,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{190}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -14801,7 +14929,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[191]
+	mi := &file_spool_v1_spool_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14813,7 +14941,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[191]
+	mi := &file_spool_v1_spool_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14826,7 +14954,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{191}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -14877,7 +15005,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[192]
+	mi := &file_spool_v1_spool_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14889,7 +15017,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[192]
+	mi := &file_spool_v1_spool_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14902,7 +15030,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{192}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -15557,7 +15685,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x0eSubagentCounts\x12\x18\n" +
 	"\arunning\x18\x01 \x01(\rR\arunning\x12\x1c\n" +
 	"\tcompleted\x18\x02 \x01(\rR\tcompleted\x12\x16\n" +
-	"\x06failed\x18\x03 \x01(\rR\x06failed\"\xfe\t\n" +
+	"\x06failed\x18\x03 \x01(\rR\x06failed\"\xab\n" +
+	"\n" +
 	"\tExecution\x12!\n" +
 	"\fexecution_id\x18\x01 \x01(\tR\vexecutionId\x12\x1d\n" +
 	"\n" +
@@ -15595,7 +15724,8 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"sandbox_ms\x18\x1d \x01(\x01R\tsandboxMs\x12(\n" +
 	"\x10sandbox_cost_usd\x18\x1e \x01(\x01R\x0esandboxCostUsd\x12*\n" +
-	"\x0erecovered_from\x18\x1f \x01(\tH\bR\rrecoveredFrom\x88\x01\x01B\a\n" +
+	"\x0erecovered_from\x18\x1f \x01(\tH\bR\rrecoveredFrom\x88\x01\x01\x12+\n" +
+	"\awaiting\x18  \x01(\v2\x11.spool.v1.WaitingR\awaitingB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
@@ -15606,7 +15736,22 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\n" +
 	"_agent_refB\v\n" +
 	"\t_instanceB\x11\n" +
-	"\x0f_recovered_from\"\xa5\x02\n" +
+	"\x0f_recovered_from\"\xeb\x02\n" +
+	"\aWaiting\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x120\n" +
+	"\x05since\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x16\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\x12\x16\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\x120\n" +
+	"\x05until\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12$\n" +
+	"\vapproval_id\x18\x06 \x01(\tH\x00R\n" +
+	"approvalId\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\a \x01(\tH\x01R\vexecutionId\x88\x01\x01\x12\x19\n" +
+	"\x05limit\x18\b \x01(\rH\x02R\x05limit\x88\x01\x01\x12\x17\n" +
+	"\x04used\x18\t \x01(\rH\x03R\x04used\x88\x01\x01B\x0e\n" +
+	"\f_approval_idB\x0f\n" +
+	"\r_execution_idB\b\n" +
+	"\x06_limitB\a\n" +
+	"\x05_used\"\xa5\x02\n" +
 	"\fMeteredUsage\x12\x1a\n" +
 	"\bprovider\x18\x01 \x01(\tR\bprovider\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x10\n" +
@@ -16452,7 +16597,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 197)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 198)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -16523,140 +16668,141 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*SubagentStatus)(nil),               // 66: spool.v1.SubagentStatus
 	(*SubagentCounts)(nil),               // 67: spool.v1.SubagentCounts
 	(*Execution)(nil),                    // 68: spool.v1.Execution
-	(*MeteredUsage)(nil),                 // 69: spool.v1.MeteredUsage
-	(*Usage)(nil),                        // 70: spool.v1.Usage
-	(*CancelExecutionRequest)(nil),       // 71: spool.v1.CancelExecutionRequest
-	(*CancelExecutionResponse)(nil),      // 72: spool.v1.CancelExecutionResponse
-	(*PauseExecutionRequest)(nil),        // 73: spool.v1.PauseExecutionRequest
-	(*PauseExecutionResponse)(nil),       // 74: spool.v1.PauseExecutionResponse
-	(*ResumeExecutionRequest)(nil),       // 75: spool.v1.ResumeExecutionRequest
-	(*ResumeExecutionResponse)(nil),      // 76: spool.v1.ResumeExecutionResponse
-	(*TerminateExecutionRequest)(nil),    // 77: spool.v1.TerminateExecutionRequest
-	(*TerminateExecutionResponse)(nil),   // 78: spool.v1.TerminateExecutionResponse
-	(*RecoverExecutionRequest)(nil),      // 79: spool.v1.RecoverExecutionRequest
-	(*RecoverExecutionResponse)(nil),     // 80: spool.v1.RecoverExecutionResponse
-	(*ListApprovalsRequest)(nil),         // 81: spool.v1.ListApprovalsRequest
-	(*ListApprovalsResponse)(nil),        // 82: spool.v1.ListApprovalsResponse
-	(*GetApprovalRequest)(nil),           // 83: spool.v1.GetApprovalRequest
-	(*Approval)(nil),                     // 84: spool.v1.Approval
-	(*DecideApprovalRequest)(nil),        // 85: spool.v1.DecideApprovalRequest
-	(*DecideApprovalResponse)(nil),       // 86: spool.v1.DecideApprovalResponse
-	(*ExecutionPermissions)(nil),         // 87: spool.v1.ExecutionPermissions
-	(*PermissionRule)(nil),               // 88: spool.v1.PermissionRule
-	(*ListEventsRequest)(nil),            // 89: spool.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),           // 90: spool.v1.ListEventsResponse
-	(*ListHistoryRequest)(nil),           // 91: spool.v1.ListHistoryRequest
-	(*ListHistoryResponse)(nil),          // 92: spool.v1.ListHistoryResponse
-	(*Ancestor)(nil),                     // 93: spool.v1.Ancestor
-	(*ListHistoryBlocksRequest)(nil),     // 94: spool.v1.ListHistoryBlocksRequest
-	(*ListHistoryBlocksResponse)(nil),    // 95: spool.v1.ListHistoryBlocksResponse
-	(*InheritedBlocks)(nil),              // 96: spool.v1.InheritedBlocks
-	(*Event)(nil),                        // 97: spool.v1.Event
-	(*EventMetadata)(nil),                // 98: spool.v1.EventMetadata
-	(*StreamEventsRequest)(nil),          // 99: spool.v1.StreamEventsRequest
-	(*StreamEventsResponse)(nil),         // 100: spool.v1.StreamEventsResponse
-	(*Lag)(nil),                          // 101: spool.v1.Lag
-	(*ReplayEventsRequest)(nil),          // 102: spool.v1.ReplayEventsRequest
-	(*ReplayEventsResponse)(nil),         // 103: spool.v1.ReplayEventsResponse
-	(*ReplayStarted)(nil),                // 104: spool.v1.ReplayStarted
-	(*GapShortened)(nil),                 // 105: spool.v1.GapShortened
-	(*BlockWhole)(nil),                   // 106: spool.v1.BlockWhole
-	(*ReplayEnded)(nil),                  // 107: spool.v1.ReplayEnded
-	(*ListBlocksRequest)(nil),            // 108: spool.v1.ListBlocksRequest
-	(*ListBlocksResponse)(nil),           // 109: spool.v1.ListBlocksResponse
-	(*TruncatedField)(nil),               // 110: spool.v1.TruncatedField
-	(*GetBlockRequest)(nil),              // 111: spool.v1.GetBlockRequest
-	(*GetBlockResponse)(nil),             // 112: spool.v1.GetBlockResponse
-	(*GetTimelineRequest)(nil),           // 113: spool.v1.GetTimelineRequest
-	(*Timeline)(nil),                     // 114: spool.v1.Timeline
-	(*TimelineLane)(nil),                 // 115: spool.v1.TimelineLane
-	(*TimelineMark)(nil),                 // 116: spool.v1.TimelineMark
-	(*Block)(nil),                        // 117: spool.v1.Block
-	(*Plan)(nil),                         // 118: spool.v1.Plan
-	(*PlanItem)(nil),                     // 119: spool.v1.PlanItem
-	(*Step)(nil),                         // 120: spool.v1.Step
-	(*LoadedSkill)(nil),                  // 121: spool.v1.LoadedSkill
-	(*TodoItem)(nil),                     // 122: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 123: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 124: spool.v1.CreateKeyResponse
-	(*CreateSignInCodeRequest)(nil),      // 125: spool.v1.CreateSignInCodeRequest
-	(*CreateSignInCodeResponse)(nil),     // 126: spool.v1.CreateSignInCodeResponse
-	(*ExchangeSignInCodeRequest)(nil),    // 127: spool.v1.ExchangeSignInCodeRequest
-	(*ExchangeSignInCodeResponse)(nil),   // 128: spool.v1.ExchangeSignInCodeResponse
-	(*GetSignInSessionRequest)(nil),      // 129: spool.v1.GetSignInSessionRequest
-	(*SignInSession)(nil),                // 130: spool.v1.SignInSession
-	(*DeleteSignInSessionRequest)(nil),   // 131: spool.v1.DeleteSignInSessionRequest
-	(*DeleteSignInSessionResponse)(nil),  // 132: spool.v1.DeleteSignInSessionResponse
-	(*ListDeadLettersRequest)(nil),       // 133: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 134: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 135: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 136: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 137: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 138: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 139: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 140: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 141: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 142: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 143: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 144: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 145: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 146: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 147: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 148: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 149: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 150: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 151: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 152: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 153: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 154: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 155: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 156: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 157: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 158: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 159: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 160: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 161: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 162: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 163: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 164: spool.v1.Reference
-	(*Definition)(nil),                   // 165: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 166: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 167: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 168: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 169: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 170: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 171: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 172: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 173: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 174: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 175: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 176: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 177: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 178: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 179: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 180: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 181: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 182: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 183: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 184: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 185: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 186: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 187: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 188: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 189: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 190: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 191: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 192: spool.v1.RemoveSkillRequest
-	nil,                                  // 193: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 194: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 195: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 196: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 197: google.protobuf.Timestamp
+	(*Waiting)(nil),                      // 69: spool.v1.Waiting
+	(*MeteredUsage)(nil),                 // 70: spool.v1.MeteredUsage
+	(*Usage)(nil),                        // 71: spool.v1.Usage
+	(*CancelExecutionRequest)(nil),       // 72: spool.v1.CancelExecutionRequest
+	(*CancelExecutionResponse)(nil),      // 73: spool.v1.CancelExecutionResponse
+	(*PauseExecutionRequest)(nil),        // 74: spool.v1.PauseExecutionRequest
+	(*PauseExecutionResponse)(nil),       // 75: spool.v1.PauseExecutionResponse
+	(*ResumeExecutionRequest)(nil),       // 76: spool.v1.ResumeExecutionRequest
+	(*ResumeExecutionResponse)(nil),      // 77: spool.v1.ResumeExecutionResponse
+	(*TerminateExecutionRequest)(nil),    // 78: spool.v1.TerminateExecutionRequest
+	(*TerminateExecutionResponse)(nil),   // 79: spool.v1.TerminateExecutionResponse
+	(*RecoverExecutionRequest)(nil),      // 80: spool.v1.RecoverExecutionRequest
+	(*RecoverExecutionResponse)(nil),     // 81: spool.v1.RecoverExecutionResponse
+	(*ListApprovalsRequest)(nil),         // 82: spool.v1.ListApprovalsRequest
+	(*ListApprovalsResponse)(nil),        // 83: spool.v1.ListApprovalsResponse
+	(*GetApprovalRequest)(nil),           // 84: spool.v1.GetApprovalRequest
+	(*Approval)(nil),                     // 85: spool.v1.Approval
+	(*DecideApprovalRequest)(nil),        // 86: spool.v1.DecideApprovalRequest
+	(*DecideApprovalResponse)(nil),       // 87: spool.v1.DecideApprovalResponse
+	(*ExecutionPermissions)(nil),         // 88: spool.v1.ExecutionPermissions
+	(*PermissionRule)(nil),               // 89: spool.v1.PermissionRule
+	(*ListEventsRequest)(nil),            // 90: spool.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),           // 91: spool.v1.ListEventsResponse
+	(*ListHistoryRequest)(nil),           // 92: spool.v1.ListHistoryRequest
+	(*ListHistoryResponse)(nil),          // 93: spool.v1.ListHistoryResponse
+	(*Ancestor)(nil),                     // 94: spool.v1.Ancestor
+	(*ListHistoryBlocksRequest)(nil),     // 95: spool.v1.ListHistoryBlocksRequest
+	(*ListHistoryBlocksResponse)(nil),    // 96: spool.v1.ListHistoryBlocksResponse
+	(*InheritedBlocks)(nil),              // 97: spool.v1.InheritedBlocks
+	(*Event)(nil),                        // 98: spool.v1.Event
+	(*EventMetadata)(nil),                // 99: spool.v1.EventMetadata
+	(*StreamEventsRequest)(nil),          // 100: spool.v1.StreamEventsRequest
+	(*StreamEventsResponse)(nil),         // 101: spool.v1.StreamEventsResponse
+	(*Lag)(nil),                          // 102: spool.v1.Lag
+	(*ReplayEventsRequest)(nil),          // 103: spool.v1.ReplayEventsRequest
+	(*ReplayEventsResponse)(nil),         // 104: spool.v1.ReplayEventsResponse
+	(*ReplayStarted)(nil),                // 105: spool.v1.ReplayStarted
+	(*GapShortened)(nil),                 // 106: spool.v1.GapShortened
+	(*BlockWhole)(nil),                   // 107: spool.v1.BlockWhole
+	(*ReplayEnded)(nil),                  // 108: spool.v1.ReplayEnded
+	(*ListBlocksRequest)(nil),            // 109: spool.v1.ListBlocksRequest
+	(*ListBlocksResponse)(nil),           // 110: spool.v1.ListBlocksResponse
+	(*TruncatedField)(nil),               // 111: spool.v1.TruncatedField
+	(*GetBlockRequest)(nil),              // 112: spool.v1.GetBlockRequest
+	(*GetBlockResponse)(nil),             // 113: spool.v1.GetBlockResponse
+	(*GetTimelineRequest)(nil),           // 114: spool.v1.GetTimelineRequest
+	(*Timeline)(nil),                     // 115: spool.v1.Timeline
+	(*TimelineLane)(nil),                 // 116: spool.v1.TimelineLane
+	(*TimelineMark)(nil),                 // 117: spool.v1.TimelineMark
+	(*Block)(nil),                        // 118: spool.v1.Block
+	(*Plan)(nil),                         // 119: spool.v1.Plan
+	(*PlanItem)(nil),                     // 120: spool.v1.PlanItem
+	(*Step)(nil),                         // 121: spool.v1.Step
+	(*LoadedSkill)(nil),                  // 122: spool.v1.LoadedSkill
+	(*TodoItem)(nil),                     // 123: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 124: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 125: spool.v1.CreateKeyResponse
+	(*CreateSignInCodeRequest)(nil),      // 126: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 127: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 128: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 129: spool.v1.ExchangeSignInCodeResponse
+	(*GetSignInSessionRequest)(nil),      // 130: spool.v1.GetSignInSessionRequest
+	(*SignInSession)(nil),                // 131: spool.v1.SignInSession
+	(*DeleteSignInSessionRequest)(nil),   // 132: spool.v1.DeleteSignInSessionRequest
+	(*DeleteSignInSessionResponse)(nil),  // 133: spool.v1.DeleteSignInSessionResponse
+	(*ListDeadLettersRequest)(nil),       // 134: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 135: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 136: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 137: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 138: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 139: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 140: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 141: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 142: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 143: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 144: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 145: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 146: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 147: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 148: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 149: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 150: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 151: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 152: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 153: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 154: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 155: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 156: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 157: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 158: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 159: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 160: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 161: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 162: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 163: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 164: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 165: spool.v1.Reference
+	(*Definition)(nil),                   // 166: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 167: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 168: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 169: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 170: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 171: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 172: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 173: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 174: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 175: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 176: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 177: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 178: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 179: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 180: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 181: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 182: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 183: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 184: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 185: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 186: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 187: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 188: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 189: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 190: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 191: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 192: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 193: spool.v1.RemoveSkillRequest
+	nil,                                  // 194: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 195: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 196: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 197: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 198: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	193, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	194, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -16664,36 +16810,36 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	197, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	198, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	197, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	197, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	198, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	198, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	18,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	197, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	198, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	197, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
+	198, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
 	17,  // 20: spool.v1.Session.last_error:type_name -> spool.v1.SessionError
-	70,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
-	197, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
-	197, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	197, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	71,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
+	198, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
+	198, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	198, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 25: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 26: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 27: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 28: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 29: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	194, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
-	87,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	195, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	88,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 32: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	35,  // 33: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	197, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	197, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	197, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	198, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	198, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	16,  // 37: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	68,  // 38: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
-	117, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
+	118, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
 	39,  // 40: spool.v1.SessionState.todos:type_name -> spool.v1.TodoList
 	35,  // 41: spool.v1.SessionState.conversations:type_name -> spool.v1.Conversation
 	40,  // 42: spool.v1.SessionState.reported:type_name -> spool.v1.UsageTotal
@@ -16701,298 +16847,301 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	41,  // 44: spool.v1.SessionState.resolved:type_name -> spool.v1.ResolvedVersions
 	42,  // 45: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	38,  // 46: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
-	84,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	122, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	197, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	85,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
+	123, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	198, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	43,  // 50: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	197, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	198, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	46,  // 52: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	47,  // 53: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	40,  // 54: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
 	40,  // 55: spool.v1.SessionDiff.metered:type_name -> spool.v1.UsageTotal
 	48,  // 56: spool.v1.SessionDiff.files:type_name -> spool.v1.FilesDiff
-	117, // 57: spool.v1.BlockChange.block:type_name -> spool.v1.Block
+	118, // 57: spool.v1.BlockChange.block:type_name -> spool.v1.Block
 	49,  // 58: spool.v1.FilesDiff.files:type_name -> spool.v1.FileDiff
 	50,  // 59: spool.v1.FileDiff.from:type_name -> spool.v1.FileVersion
 	50,  // 60: spool.v1.FileDiff.to:type_name -> spool.v1.FileVersion
-	97,  // 61: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
-	97,  // 62: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
+	98,  // 61: spool.v1.SessionComparison.event:type_name -> spool.v1.Event
+	98,  // 62: spool.v1.SessionComparison.with_event:type_name -> spool.v1.Event
 	1,   // 63: spool.v1.StartExecutionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 64: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 65: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 66: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	195, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
-	87,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
+	196, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	88,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 69: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	68,  // 70: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	197, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	197, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	197, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	197, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	197, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	198, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	198, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	198, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	198, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	62,  // 76: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	63,  // 77: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	64,  // 78: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
 	65,  // 79: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	122, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	123, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
 	66,  // 81: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
 	67,  // 82: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
-	70,  // 83: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
+	71,  // 83: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
 	40,  // 84: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
-	101, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
+	102, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	61,  // 86: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	197, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	197, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	197, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	197, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	197, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	197, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
-	70,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
+	198, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	198, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	198, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	198, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	198, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	71,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 94: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	197, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	197, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	197, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	197, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
-	69,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
+	198, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	198, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	198, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	198, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	70,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 100: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	197, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
-	70,  // 102: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	196, // 103: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	84,  // 104: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	139, // 105: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	197, // 106: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	197, // 107: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	197, // 108: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
-	0,   // 109: spool.v1.Approval.request:type_name -> spool.v1.Json
-	0,   // 110: spool.v1.Approval.decided:type_name -> spool.v1.Json
-	0,   // 111: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
-	0,   // 112: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
-	0,   // 113: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
-	88,  // 114: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
-	97,  // 115: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
-	97,  // 116: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
-	93,  // 117: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
-	96,  // 118: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
-	117, // 119: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	197, // 120: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
-	0,   // 121: spool.v1.Event.data:type_name -> spool.v1.Json
-	98,  // 122: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
-	0,   // 123: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
-	0,   // 124: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
-	97,  // 125: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
-	101, // 126: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
-	97,  // 127: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
-	104, // 128: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
-	105, // 129: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
-	106, // 130: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
-	107, // 131: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
-	117, // 132: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
-	110, // 133: spool.v1.ListBlocksResponse.truncated:type_name -> spool.v1.TruncatedField
-	117, // 134: spool.v1.GetBlockResponse.block:type_name -> spool.v1.Block
-	197, // 135: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
-	197, // 136: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
-	115, // 137: spool.v1.Timeline.lanes:type_name -> spool.v1.TimelineLane
-	116, // 138: spool.v1.Timeline.marks:type_name -> spool.v1.TimelineMark
-	197, // 139: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
-	197, // 140: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
-	197, // 141: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
-	25,  // 142: spool.v1.Block.parts:type_name -> spool.v1.Part
-	0,   // 143: spool.v1.Block.input:type_name -> spool.v1.Json
-	122, // 144: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	118, // 145: spool.v1.Block.plan:type_name -> spool.v1.Plan
-	120, // 146: spool.v1.Block.step:type_name -> spool.v1.Step
-	121, // 147: spool.v1.Block.skill:type_name -> spool.v1.LoadedSkill
-	119, // 148: spool.v1.Plan.items:type_name -> spool.v1.PlanItem
-	197, // 149: spool.v1.Step.started_at:type_name -> google.protobuf.Timestamp
-	197, // 150: spool.v1.Step.ended_at:type_name -> google.protobuf.Timestamp
-	197, // 151: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	197, // 152: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	197, // 153: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
-	135, // 154: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	197, // 155: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	138, // 156: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	197, // 157: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	139, // 158: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	147, // 159: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	197, // 160: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	197, // 161: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	197, // 162: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 163: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	154, // 164: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 165: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 166: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	197, // 167: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	157, // 168: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	157, // 169: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	157, // 170: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	164, // 171: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 172: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	197, // 173: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	164, // 174: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	164, // 175: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 176: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	165, // 177: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	164, // 178: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 179: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	165, // 180: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	164, // 181: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 182: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	165, // 183: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	186, // 184: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	185, // 185: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	190, // 186: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	164, // 187: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	197, // 188: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	24,  // 189: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 190: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 191: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 192: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 193: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 194: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 195: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 196: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	19,  // 197: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	21,  // 198: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	23,  // 199: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	27,  // 200: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	29,  // 201: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	31,  // 202: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	33,  // 203: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	36,  // 204: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	44,  // 205: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	51,  // 206: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	53,  // 207: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	55,  // 208: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	58,  // 209: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	56,  // 210: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	59,  // 211: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	71,  // 212: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	73,  // 213: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	75,  // 214: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	77,  // 215: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	79,  // 216: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	89,  // 217: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	99,  // 218: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	102, // 219: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	91,  // 220: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	94,  // 221: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	108, // 222: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	111, // 223: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
-	113, // 224: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
-	81,  // 225: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	83,  // 226: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	85,  // 227: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	123, // 228: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	145, // 229: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	148, // 230: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	125, // 231: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	127, // 232: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	129, // 233: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
-	131, // 234: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
-	158, // 235: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	160, // 236: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	162, // 237: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	150, // 238: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	152, // 239: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	155, // 240: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	133, // 241: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	140, // 242: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	141, // 243: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	143, // 244: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	136, // 245: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	168, // 246: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	169, // 247: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	171, // 248: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	172, // 249: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	173, // 250: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	174, // 251: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	176, // 252: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	177, // 253: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	178, // 254: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	179, // 255: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	181, // 256: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	182, // 257: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	183, // 258: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	187, // 259: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	189, // 260: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	191, // 261: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	192, // 262: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 263: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 264: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 265: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 266: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 267: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	20,  // 268: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	22,  // 269: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	26,  // 270: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	28,  // 271: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	30,  // 272: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	32,  // 273: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	34,  // 274: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	37,  // 275: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	45,  // 276: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	52,  // 277: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	54,  // 278: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	57,  // 279: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	68,  // 280: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	57,  // 281: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	60,  // 282: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	72,  // 283: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	74,  // 284: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	76,  // 285: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	78,  // 286: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	80,  // 287: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	90,  // 288: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	100, // 289: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	103, // 290: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	92,  // 291: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	95,  // 292: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	109, // 293: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	112, // 294: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
-	114, // 295: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
-	82,  // 296: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	84,  // 297: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	86,  // 298: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	124, // 299: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	146, // 300: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	149, // 301: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	126, // 302: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	128, // 303: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	130, // 304: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
-	132, // 305: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
-	159, // 306: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	161, // 307: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	163, // 308: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	151, // 309: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	153, // 310: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	156, // 311: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	134, // 312: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	135, // 313: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	142, // 314: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	144, // 315: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	137, // 316: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	166, // 317: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	170, // 318: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	165, // 319: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	167, // 320: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	166, // 321: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	175, // 322: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	165, // 323: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	167, // 324: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	166, // 325: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	180, // 326: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	165, // 327: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	167, // 328: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	184, // 329: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	188, // 330: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	190, // 331: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	166, // 332: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	167, // 333: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	263, // [263:334] is the sub-list for method output_type
-	192, // [192:263] is the sub-list for method input_type
-	192, // [192:192] is the sub-list for extension type_name
-	192, // [192:192] is the sub-list for extension extendee
-	0,   // [0:192] is the sub-list for field type_name
+	198, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	69,  // 102: spool.v1.Execution.waiting:type_name -> spool.v1.Waiting
+	198, // 103: spool.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	198, // 104: spool.v1.Waiting.until:type_name -> google.protobuf.Timestamp
+	71,  // 105: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
+	197, // 106: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	85,  // 107: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
+	140, // 108: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	198, // 109: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	198, // 110: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	198, // 111: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	0,   // 112: spool.v1.Approval.request:type_name -> spool.v1.Json
+	0,   // 113: spool.v1.Approval.decided:type_name -> spool.v1.Json
+	0,   // 114: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
+	0,   // 115: spool.v1.DecideApprovalRequest.answers:type_name -> spool.v1.Json
+	0,   // 116: spool.v1.DecideApprovalRequest.content:type_name -> spool.v1.Json
+	89,  // 117: spool.v1.ExecutionPermissions.rules:type_name -> spool.v1.PermissionRule
+	98,  // 118: spool.v1.ListEventsResponse.events:type_name -> spool.v1.Event
+	98,  // 119: spool.v1.ListHistoryResponse.events:type_name -> spool.v1.Event
+	94,  // 120: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
+	97,  // 121: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
+	118, // 122: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
+	198, // 123: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	0,   // 124: spool.v1.Event.data:type_name -> spool.v1.Json
+	99,  // 125: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
+	0,   // 126: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
+	0,   // 127: spool.v1.EventMetadata.message:type_name -> spool.v1.Json
+	98,  // 128: spool.v1.StreamEventsResponse.event:type_name -> spool.v1.Event
+	102, // 129: spool.v1.StreamEventsResponse.lag:type_name -> spool.v1.Lag
+	98,  // 130: spool.v1.ReplayEventsResponse.event:type_name -> spool.v1.Event
+	105, // 131: spool.v1.ReplayEventsResponse.started:type_name -> spool.v1.ReplayStarted
+	106, // 132: spool.v1.ReplayEventsResponse.gap_shortened:type_name -> spool.v1.GapShortened
+	107, // 133: spool.v1.ReplayEventsResponse.block_whole:type_name -> spool.v1.BlockWhole
+	108, // 134: spool.v1.ReplayEventsResponse.ended:type_name -> spool.v1.ReplayEnded
+	118, // 135: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
+	111, // 136: spool.v1.ListBlocksResponse.truncated:type_name -> spool.v1.TruncatedField
+	118, // 137: spool.v1.GetBlockResponse.block:type_name -> spool.v1.Block
+	198, // 138: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
+	198, // 139: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
+	116, // 140: spool.v1.Timeline.lanes:type_name -> spool.v1.TimelineLane
+	117, // 141: spool.v1.Timeline.marks:type_name -> spool.v1.TimelineMark
+	198, // 142: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
+	198, // 143: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 144: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	25,  // 145: spool.v1.Block.parts:type_name -> spool.v1.Part
+	0,   // 146: spool.v1.Block.input:type_name -> spool.v1.Json
+	123, // 147: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	119, // 148: spool.v1.Block.plan:type_name -> spool.v1.Plan
+	121, // 149: spool.v1.Block.step:type_name -> spool.v1.Step
+	122, // 150: spool.v1.Block.skill:type_name -> spool.v1.LoadedSkill
+	120, // 151: spool.v1.Plan.items:type_name -> spool.v1.PlanItem
+	198, // 152: spool.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	198, // 153: spool.v1.Step.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 154: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	198, // 155: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	198, // 156: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
+	136, // 157: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	198, // 158: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	139, // 159: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	198, // 160: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	140, // 161: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	148, // 162: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	198, // 163: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	198, // 164: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	198, // 165: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 166: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	155, // 167: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 168: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 169: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	198, // 170: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	158, // 171: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	158, // 172: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	158, // 173: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	165, // 174: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 175: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	198, // 176: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	165, // 177: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	165, // 178: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 179: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	166, // 180: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	165, // 181: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 182: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	166, // 183: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	165, // 184: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 185: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	166, // 186: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	187, // 187: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	186, // 188: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	191, // 189: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	165, // 190: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	198, // 191: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	24,  // 192: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 193: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 194: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 195: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 196: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 197: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 198: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 199: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	19,  // 200: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	21,  // 201: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	23,  // 202: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	27,  // 203: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	29,  // 204: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	31,  // 205: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	33,  // 206: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	36,  // 207: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	44,  // 208: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	51,  // 209: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	53,  // 210: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	55,  // 211: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	58,  // 212: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	56,  // 213: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	59,  // 214: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	72,  // 215: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	74,  // 216: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	76,  // 217: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	78,  // 218: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	80,  // 219: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	90,  // 220: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	100, // 221: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	103, // 222: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	92,  // 223: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	95,  // 224: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	109, // 225: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	112, // 226: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
+	114, // 227: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
+	82,  // 228: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	84,  // 229: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	86,  // 230: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	124, // 231: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	146, // 232: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	149, // 233: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	126, // 234: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	128, // 235: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	130, // 236: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
+	132, // 237: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
+	159, // 238: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	161, // 239: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	163, // 240: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	151, // 241: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	153, // 242: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	156, // 243: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	134, // 244: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	141, // 245: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	142, // 246: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	144, // 247: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	137, // 248: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	169, // 249: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	170, // 250: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	172, // 251: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	173, // 252: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	174, // 253: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	175, // 254: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	177, // 255: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	178, // 256: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	179, // 257: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	180, // 258: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	182, // 259: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	183, // 260: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	184, // 261: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	188, // 262: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	190, // 263: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	192, // 264: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	193, // 265: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 266: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 267: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 268: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 269: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 270: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	20,  // 271: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	22,  // 272: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	26,  // 273: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	28,  // 274: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	30,  // 275: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	32,  // 276: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	34,  // 277: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	37,  // 278: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	45,  // 279: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	52,  // 280: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	54,  // 281: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	57,  // 282: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	68,  // 283: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	57,  // 284: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	60,  // 285: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	73,  // 286: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	75,  // 287: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	77,  // 288: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	79,  // 289: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	81,  // 290: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	91,  // 291: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	101, // 292: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	104, // 293: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	93,  // 294: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	96,  // 295: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	110, // 296: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	113, // 297: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
+	115, // 298: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
+	83,  // 299: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	85,  // 300: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	87,  // 301: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	125, // 302: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	147, // 303: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	150, // 304: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	127, // 305: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	129, // 306: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	131, // 307: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
+	133, // 308: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
+	160, // 309: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	162, // 310: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	164, // 311: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	152, // 312: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	154, // 313: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	157, // 314: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	135, // 315: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	136, // 316: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	143, // 317: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	145, // 318: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	138, // 319: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	167, // 320: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	171, // 321: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	166, // 322: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	168, // 323: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	167, // 324: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	176, // 325: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	166, // 326: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	168, // 327: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	167, // 328: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	181, // 329: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	166, // 330: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	168, // 331: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	185, // 332: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	189, // 333: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	191, // 334: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	167, // 335: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	168, // 336: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	266, // [266:337] is the sub-list for method output_type
+	195, // [195:266] is the sub-list for method input_type
+	195, // [195:195] is the sub-list for extension type_name
+	195, // [195:195] is the sub-list for extension extendee
+	0,   // [0:195] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -17025,43 +17174,44 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[55].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[60].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[68].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[84].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[89].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[97].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[99].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[100].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[69].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[85].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[90].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[98].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[100].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[101].OneofWrappers = []any{
 		(*StreamEventsResponse_Event)(nil),
 		(*StreamEventsResponse_Lag)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[102].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{
+	file_spool_v1_spool_proto_msgTypes[103].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[104].OneofWrappers = []any{
 		(*ReplayEventsResponse_Event)(nil),
 		(*ReplayEventsResponse_Started)(nil),
 		(*ReplayEventsResponse_GapShortened)(nil),
 		(*ReplayEventsResponse_BlockWhole)(nil),
 		(*ReplayEventsResponse_Ended)(nil),
 	}
-	file_spool_v1_spool_proto_msgTypes[115].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[117].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[118].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[121].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[135].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[138].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[136].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[139].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[147].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[164].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[186].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[190].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[140].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[165].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[187].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[191].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   197,
+			NumMessages:   198,
 			NumExtensions: 0,
 			NumServices:   14,
 		},

@@ -751,7 +751,7 @@ type ExecutionsClient interface {
 	StartExecution(ctx context.Context, in *StartExecutionRequest, opts ...grpc.CallOption) (*StartExecutionResponse, error)
 	// Lists the executions of all sessions, newest first. Page tokens work as in ListSessions.
 	ListExecutions(ctx context.Context, in *ListExecutionsRequest, opts ...grpc.CallOption) (*ListExecutionsResponse, error)
-	// Returns an execution.
+	// Returns an execution, and why it waits.
 	GetExecution(ctx context.Context, in *GetExecutionRequest, opts ...grpc.CallOption) (*Execution, error)
 	// Lists the executions of a session in the order they were queued.
 	ListSessionExecutions(ctx context.Context, in *ListSessionExecutionsRequest, opts ...grpc.CallOption) (*ListExecutionsResponse, error)
@@ -905,7 +905,7 @@ type ExecutionsServer interface {
 	StartExecution(context.Context, *StartExecutionRequest) (*StartExecutionResponse, error)
 	// Lists the executions of all sessions, newest first. Page tokens work as in ListSessions.
 	ListExecutions(context.Context, *ListExecutionsRequest) (*ListExecutionsResponse, error)
-	// Returns an execution.
+	// Returns an execution, and why it waits.
 	GetExecution(context.Context, *GetExecutionRequest) (*Execution, error)
 	// Lists the executions of a session in the order they were queued.
 	ListSessionExecutions(context.Context, *ListSessionExecutionsRequest) (*ListExecutionsResponse, error)

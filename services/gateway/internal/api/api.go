@@ -25,6 +25,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/reads"
 	"github.com/spoolhq/spool/services/gateway/internal/replay"
 	"github.com/spoolhq/spool/services/gateway/internal/signin"
+	"github.com/spoolhq/spool/services/gateway/internal/waits"
 )
 
 // Limits of application data, in bytes.
@@ -54,6 +55,7 @@ type Server struct {
 	spoolv1.UnimplementedSkillsServer
 
 	Reads   *reads.Store
+	Waits   *waits.Finder
 	Send    *commands.Sender
 	Live    *live.Hub
 	Player  *replay.Player

@@ -75,26 +75,26 @@ func (s *Server) ListSessionExecutions(ctx context.Context, r *spoolv1.ListSessi
 	return &spoolv1.ListExecutionsResponse{Executions: list, NextPageToken: next}, err
 }
 
-// GetExecution returns an execution.
+// GetExecution returns an execution that the caller may see, and why it waits, after the read models have reached the requested position.
 func (s *Server) GetExecution(ctx context.Context, r *spoolv1.GetExecutionRequest) (*spoolv1.Execution, error) {
-	return s.getExecution(ctx, r.GetExecutionId(), r.GetMinPosition())
-}
-
-// getExecution returns an execution that the caller may see, after the read models have reached minPosition.
-func (s *Server) getExecution(ctx context.Context, id, minPosition string) (*spoolv1.Execution, error) {
 	p, err := auth.From(ctx)
 	if err != nil {
 		return nil, err
 	}
-	if err := reads.CheckExecutionID(id); err != nil {
+	if err := reads.CheckExecutionID(r.GetExecutionId()); err != nil {
 		return nil, err
 	}
 	if len(p.Agents) > 0 {
-		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, id, p.Agents); err != nil {
+		if _, err := s.Reads.CheckVisibleExecution(ctx, p.Tenant, r.GetExecutionId(), p.Agents); err != nil {
 			return nil, err
 		}
 	}
-	return s.Reads.Execution(ctx, p.Tenant, id, minPosition)
+	e, err := s.Reads.Execution(ctx, p.Tenant, r.GetExecutionId(), r.GetMinPosition())
+	if err != nil {
+		return nil, err
+	}
+	e.Waiting, err = s.Waits.Find(ctx, p.Tenant, e)
+	return e, err
 }
 
 // CancelExecution requests the end of an execution; its agent is interrupted.

@@ -142,6 +142,56 @@ func (q *Queries) ExecutionSpan(ctx context.Context, arg ExecutionSpanParams) (E
 	return i, err
 }
 
+const ExecutionWait = `-- name: ExecutionWait :one
+SELECT s.provider, coalesce(sandbox.provider, '')::text AS sandbox_provider, coalesce(sandbox.engine, '')::text AS sandbox_engine,
+       s.active_execution, coalesce(active.phase, '')::text AS active_phase,
+       coalesce(approval.id, '')::text AS approval, coalesce(approval.requested_at, 'epoch')::timestamptz AS approval_requested_at,
+       coalesce((SELECT e.event::json ->> 'time' FROM events e
+                  WHERE x.phase = 'paused' AND e.tenant = x.tenant AND e.session = x.session AND e.seq >= x.first_seq AND e.type = 'execution_paused'
+                  ORDER BY e.seq DESC LIMIT 1), '')::text AS paused_at
+  FROM executions x
+  JOIN sessions s ON s.tenant = x.tenant AND s.id = x.session
+  LEFT JOIN executions active ON active.tenant = s.tenant AND active.session = s.id AND active.id = s.active_execution
+  LEFT JOIN LATERAL (
+      SELECT b.provider, b.engine FROM sandboxes b WHERE b.tenant = s.tenant AND b.session = s.id AND b.ended_at IS NULL
+       ORDER BY b.created_at DESC, b.id DESC LIMIT 1) sandbox ON true
+  LEFT JOIN LATERAL (
+      SELECT a.id, a.requested_at FROM approvals a
+       WHERE a.tenant = x.tenant AND a.session = x.session AND a.execution = x.id AND a.status = 'pending' AND a.ended_seq = 0
+       ORDER BY a.requested_at, a.id LIMIT 1) approval ON true
+ WHERE x.tenant = $1 AND x.id = $2
+`
+
+type ExecutionWaitRow struct {
+	Provider            string
+	SandboxProvider     string
+	SandboxEngine       string
+	ActiveExecution     string
+	ActivePhase         string
+	Approval            string
+	ApprovalRequestedAt time.Time
+	PausedAt            string
+}
+
+// ExecutionWait returns what the read models contain about the wait of an execution that has not ended: the provider of its
+// session and the engine of the session's sandbox, the active execution of the session, the execution's oldest pending
+// approval request, and its last pause. Texts are empty for none.
+func (q *Queries) ExecutionWait(ctx context.Context, tenant string, execution string) (ExecutionWaitRow, error) {
+	row := q.db.QueryRow(ctx, ExecutionWait, tenant, execution)
+	var i ExecutionWaitRow
+	err := row.Scan(
+		&i.Provider,
+		&i.SandboxProvider,
+		&i.SandboxEngine,
+		&i.ActiveExecution,
+		&i.ActivePhase,
+		&i.Approval,
+		&i.ApprovalRequestedAt,
+		&i.PausedAt,
+	)
+	return i, err
+}
+
 const ExecutionsAt = `-- name: ExecutionsAt :many
 SELECT executions.id, session, executions.phase, code, message, reason, attempt, executor, model, executions.input_tokens, executions.output_tokens,
        executions.cache_read_tokens, executions.cache_write_tokens, executions.cost_usd, result, executions.metadata, queued_at, dispatched_at, started_at, ended_at, duration_ms, first_seq,
