@@ -33,6 +33,7 @@ require (
 	github.com/pelletier/go-toml/v2 v2.2.4 // indirect
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3 // indirect
 	github.com/sony/gobreaker v1.0.0 // indirect
+	github.com/spoolhq/spool/web v0.0.0 // indirect
 	github.com/x448/float16 v0.8.4 // indirect
 	golang.org/x/exp v0.0.0-20261014143641-f0251eb4aa3e // indirect
 	mvdan.cc/sh/v3 v3.14.1 // indirect
@@ -105,6 +106,8 @@ require (
 replace github.com/spoolhq/spool/pkg => ../pkg
 
 replace github.com/spoolhq/spool/services/gateway => ../services/gateway
+
+replace github.com/spoolhq/spool/web => ../web
 
 replace github.com/spoolhq/spool/services/session => ../services/session
 

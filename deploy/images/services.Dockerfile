@@ -21,6 +21,7 @@ COPY services/executor/go.mod services/executor/go.sum services/executor/
 COPY services/projector/go.mod services/projector/go.sum services/projector/
 COPY services/skills/go.mod services/skills/go.sum services/skills/
 COPY cmd/go.mod cmd/go.sum cmd/
+COPY web/go.mod web/
 # Tests are not part of the image. Packages that are no longer needed are skipped.
 RUN go work edit -dropuse=./test && go list -e -f '{{if not .Error}}{{.ImportPath}}{{end}}' \
       github.com/nats-io/nats-server/v2/server github.com/nats-io/nats.go/jetstream github.com/ThreeDotsLabs/watermill/message/router/middleware \
@@ -32,6 +33,8 @@ RUN go work edit -dropuse=./test && go list -e -f '{{if not .Error}}{{.ImportPat
 COPY pkg pkg
 COPY services services
 COPY cmd cmd
+COPY web/*.go web/
+COPY web/dist web/dist
 # Empty means the architecture of the builder; `docker buildx build --platform` sets it.
 ARG TARGETARCH=
 # The architectures that sandboxes may have; empty means that of this image.

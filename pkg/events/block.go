@@ -16,7 +16,10 @@ const (
 	KindToolUse       BlockKind = "tool_use"
 	KindToolResult    BlockKind = "tool_result"
 	KindSubagent      BlockKind = "subagent"
-	KindTodo          BlockKind = "todo"
+	KindTodo          BlockKind = "todo" // in logs of earlier builds; agents write KindPlan
+	KindPlan          BlockKind = "plan"
+	KindStep          BlockKind = "step"
+	KindSkillLoad     BlockKind = "skill_load"
 	KindSystem        BlockKind = "system"
 	KindError         BlockKind = "error"
 )
@@ -31,7 +34,7 @@ const (
 	StatusError    BlockStatus = "error"
 )
 
-// Block is one unit that a client renders: a message, a tool call, a list of tasks. Kind discriminates: a field
+// Block is one unit that a client renders: a message, a tool call, a plan. Kind discriminates: a field
 // with kinds in its comment is set for these kinds only.
 type Block struct {
 	ID             string      `json:"id"`
@@ -49,7 +52,7 @@ type Block struct {
 	Summary string `json:"summary,omitempty"` // thinking
 
 	ToolName    string          `json:"toolName,omitempty"`    // tool_use
-	ToolUseID   string          `json:"toolUseId,omitempty"`   // tool_use, tool_result, subagent: the agent's own id of the tool call
+	ToolUseID   string          `json:"toolUseId,omitempty"`   // tool_use, tool_result, subagent, skill_load: the agent's own id of the tool call
 	Input       json.RawMessage `json:"input,omitempty"`       // tool_use, subagent: JSON; set when it is complete
 	DisplayName string          `json:"displayName,omitempty"` // tool_use
 	Description string          `json:"description,omitempty"` // tool_use
@@ -60,7 +63,10 @@ type Block struct {
 	SubagentID string `json:"subagentId,omitempty"` // subagent
 	Name       string `json:"name,omitempty"`       // subagent
 
-	Todos []TodoItem `json:"todos,omitempty"` // todo
+	Todos []TodoItem   `json:"todos,omitempty"` // todo; plan: the items of the plan, which the reducer sets and the log does not have
+	Plan  *Plan        `json:"plan,omitempty"`  // plan: the whole plan
+	Step  *Step        `json:"step,omitempty"`  // step
+	Skill *LoadedSkill `json:"skill,omitempty"` // skill_load
 
 	Subtype string `json:"subtype,omitempty"` // system
 	Code    string `json:"code,omitempty"`    // error
@@ -75,7 +81,7 @@ type Part struct {
 	Data      string `json:"data,omitempty"` // base64
 }
 
-// TodoItem is one entry of the agent's own list of tasks.
+// TodoItem is one entry of a list of tasks, in a block of kind todo. A PlanItem has more fields.
 type TodoItem struct {
 	Content string `json:"content"`
 	Status  string `json:"status"` // pending, in_progress, completed
@@ -89,4 +95,6 @@ type BlockUpdates struct {
 	Summary     *string         `json:"summary,omitempty"`
 	Output      *string         `json:"output,omitempty"`
 	Todos       []TodoItem      `json:"todos,omitempty"`
+	Plan        *Plan           `json:"plan,omitempty"` // replaces the whole plan
+	Step        *Step           `json:"step,omitempty"` // replaces the whole step
 }

@@ -94,7 +94,7 @@ func (u Usage) appendJSON(b []byte) []byte {
 
 // appendJSON appends the JSON of the block. If ok is false, encoding/json must encode it.
 func (b Block) appendJSON(dst []byte) (out []byte, ok bool) {
-	if len(b.Parts)+len(b.Todos) > 0 || len(b.Input) > 0 && !isCompact(b.Input) {
+	if len(b.Parts)+len(b.Todos) > 0 || b.Plan != nil || b.Step != nil || b.Skill != nil || len(b.Input) > 0 && !isCompact(b.Input) {
 		return nil, false
 	}
 	dst = compact.AppendString(append(dst, `{"id":`...), b.ID)

@@ -77,12 +77,32 @@ func (b Block) size() int {
 	for _, p := range b.Parts {
 		n += len(p.Text) + len(p.Data)
 	}
-	return n + todosSize(b.Todos)
+	return n + todosSize(b.Todos) + b.Plan.size() + b.Step.size()
+}
+
+// size returns the size in bytes of the text of the plan; 0 for nil.
+func (p *Plan) size() (n int) {
+	if p == nil {
+		return 0
+	}
+	n = len(p.Title) + len(p.Explanation)
+	for _, item := range p.Items {
+		n += len(item.Content)
+	}
+	return n
+}
+
+// size returns the size in bytes of the text of the step; 0 for nil.
+func (s *Step) size() int {
+	if s == nil {
+		return 0
+	}
+	return len(s.Title) + len(s.Result) + len(s.ErrorMessage)
 }
 
 // size returns the size in bytes of the text and data of the updates.
 func (u BlockUpdates) size() int {
-	n := jsonSize(u.Input) + todosSize(u.Todos)
+	n := jsonSize(u.Input) + todosSize(u.Todos) + u.Plan.size() + u.Step.size()
 	for _, s := range []*string{u.DisplayName, u.Description, u.Summary, u.Output} {
 		if s != nil {
 			n += len(*s)

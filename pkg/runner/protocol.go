@@ -191,6 +191,7 @@ type Skill struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
 	Dir         string `json:"dir"`                // absolute path, read-only
+	Version     string `json:"version,omitempty"`  // SHA-256 of the skill's ZIP
 	Unlisted    bool   `json:"unlisted,omitempty"` // the skill belongs to sub-agents, whose instructions mention it: it can be read, but is not offered to the main agent
 }
 

@@ -146,7 +146,7 @@ func TestResolution_QueryHasTheWholeDefinition(t *testing.T) {
 	if q.MemoryFile != "Mind the tests." || q.Tools.Deny[0] != "WebSearch" || q.Subagents[0].Name != "helper" || q.Commands[0].Prompt != "Go." || q.MaxTurns != 7 {
 		t.Errorf("the query is %+v", q)
 	}
-	if len(q.Skills) != 1 || q.Skills[0] != (runner.Skill{Name: "pdf", Description: "What pdf is for.", Dir: "/bin/skills/" + digestOf(21)}) {
+	if len(q.Skills) != 1 || q.Skills[0] != (runner.Skill{Name: "pdf", Description: "What pdf is for.", Dir: "/bin/skills/" + digestOf(21), Version: digestOf(21)}) {
 		t.Errorf("skills %+v", q.Skills)
 	}
 	for name, want := range map[string]string{"HOST": "staging.example", "TOKEN": "hunter2-hunter2", "COLOR": "green", "SIZE": "small"} {

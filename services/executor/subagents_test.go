@@ -72,7 +72,7 @@ func TestSubagentSkills_StayForEveryAttempt(t *testing.T) {
 			t.Errorf("attempt %d: the agent is told %q, the sub-agents are %+v", i+1, q.SystemPrompt, q.Subagents)
 		}
 		if len(q.Skills) != 2 || q.Skills[0].Unlisted || q.Skills[0].Name != "csv" ||
-			q.Skills[1] != (runner.Skill{Name: "pdf", Description: "What pdf is for.", Dir: "/bin/skills/" + digestOf(21), Unlisted: true}) {
+			q.Skills[1] != (runner.Skill{Name: "pdf", Description: "What pdf is for.", Dir: "/bin/skills/" + digestOf(21), Version: digestOf(21), Unlisted: true}) {
 			t.Errorf("attempt %d: skills %+v", i+1, q.Skills)
 		}
 	}

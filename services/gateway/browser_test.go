@@ -579,7 +579,7 @@ func TestPathPrefix_BehindAProxy(t *testing.T) {
 			b.send("DELETE", "/api/signin/session", "", header("X-CSRF-Token", b.csrf)).want(t, 200)
 		})
 	}
-	for _, path := range []string{prefix, prefix + "x/api/sessions", prefix + prefix + "/api/sessions", "/tools/sp%6Fol/api/sessions", "/tools//spool/api/sessions", "/tools/spool/../api/sessions"} {
+	for _, path := range []string{prefix + "x/api/sessions", prefix + prefix + "/api/sessions", "/tools/sp%6Fol/api/sessions", "/tools//spool/api/sessions", "/tools/spool/../api/sessions"} {
 		if a := key.get(path); a.status == 200 {
 			t.Errorf("%s is served: %s", path, a)
 		}

@@ -36,6 +36,7 @@ type Config struct {
 	RootKey              string        `help:"A key of 32 characters or more that may only manage API keys, limits and budgets, of any tenant." env:"SPOOL_ROOT_KEY"`
 	AllowedOrigins       []string      `help:"Origins of web pages that may use this gateway, such as https://app.example.com; * allows all." env:"SPOOL_ALLOWED_ORIGINS"`
 	PathPrefix           string        `help:"Path below which a proxy serves this gateway, such as /spool. The proxy may keep or remove the prefix: requests are served with and without it." env:"SPOOL_PATH_PREFIX"`
+	NoWeb                bool          `name:"no-web" default:"false" help:"Serves no inspector, the page at /." env:"SPOOL_NO_WEB"`
 	SignInLifetime       time.Duration `name:"signin-lifetime" help:"How long a session with a cookie may last. It also ends after 8 hours without a request." default:"168h" env:"SPOOL_SIGNIN_LIFETIME"`
 	CommandTimeout       time.Duration `help:"How long the gateway waits for the answer to a command before it reports an unknown outcome." default:"10s" env:"SPOOL_COMMAND_TIMEOUT"`
 	WriteTimeout         time.Duration `help:"How long a streaming client may take to read before its stream is ended. For WatchExecution this applies to the final status only." default:"10s" env:"SPOOL_WRITE_TIMEOUT"`

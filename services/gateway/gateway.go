@@ -50,6 +50,7 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
 	"github.com/spoolhq/spool/services/gateway/internal/waits"
+	"github.com/spoolhq/spool/web"
 )
 
 // Deps are the dependencies of a gateway. The caller closes them after Run has returned.
@@ -188,8 +189,14 @@ func (g *Gateway) buildParts(js jetstream.JetStream) error {
 		Sent:   func(n int) { counts.CountSent("ws", n) },
 		Cut:    func(code string) { counts.CountCut("ws", code) },
 	})
+	var page *web.Page
+	if !g.cfg.NoWeb {
+		if page, err = web.New(g.cfg.PathPrefix); err != nil {
+			return fmt.Errorf("gateway: %w", err)
+		}
+	}
 	handler, err := rest.New(rest.Config{
-		API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket, Failures: failures, PathPrefix: g.cfg.PathPrefix,
+		Page: page, API: server, Auth: authenticator, Proxies: proxies, Metrics: counts, Logger: g.deps.Logger, Ready: g.checkDependencies, Socket: g.socket, Failures: failures, PathPrefix: g.cfg.PathPrefix,
 		Admission: admissions, MaxRequest: g.cfg.MaxRequest, MaxFile: g.cfg.MaxFile, MaxTranscript: g.cfg.MaxTranscript, ReadTimeout: g.cfg.ReadTimeout,
 		CORS: cors.Policy{Origins: g.cfg.AllowedOrigins, Loopback: g.cfg.Auth == AuthOff},
 		SSE: sse.New(sse.Config{

@@ -13,6 +13,7 @@ require (
 	github.com/prometheus/client_golang v1.23.0
 	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	github.com/spoolhq/spool/pkg v0.0.0
+	github.com/spoolhq/spool/web v0.0.0
 	go.uber.org/goleak v1.3.0
 	golang.org/x/time v0.16.0
 	google.golang.org/genproto/googleapis/api v0.0.0-20261012220534-4341edf3f941
@@ -66,3 +67,5 @@ require (
 )
 
 replace github.com/spoolhq/spool/pkg => ../../pkg
+
+replace github.com/spoolhq/spool/web => ../../web

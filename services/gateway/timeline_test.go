@@ -1,7 +1,9 @@
 package gateway_test
 
 import (
+	"bytes"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -122,6 +124,41 @@ func TestNewestBlocks_AreLimitedInBytes(t *testing.T) {
 	whole := g.get("/api/sessions/"+id+"/blocks/r7").want(t, 200)
 	if whole.text("block", "output") != output || whole.number("tip") != 42 {
 		t.Errorf("got a block with an output of %d bytes, tip %v", len(whole.text("block", "output")), whole.number("tip"))
+	}
+}
+
+// TestNewestBlocks_OmitLongPlans tests that a plan, a step and a skill that are too long for a page are omitted, and that the block can be
+// read whole.
+func TestNewestBlocks_OmitLongPlans(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	g := w.gateway(gateway.Config{})
+	id := w.session("default")
+	x := newID(t, events.KindExecution)
+	long := strings.Repeat("x", 9000)
+	w.emit("default", id, events.Event{ExecutionID: x, Data: events.MessageAccepted{BlockID: "q", Content: "one"}})
+	for name, b := range map[string]events.Block{
+		"plan":  {Kind: events.KindPlan, Plan: &events.Plan{Items: []events.PlanItem{{Content: long, Status: events.PlanPending}}}},
+		"step":  {Kind: events.KindStep, Step: &events.Step{Title: "write", Status: events.StepCompleted, Result: long}},
+		"skill": {Kind: events.KindSkillLoad, Skill: &events.LoadedSkill{Name: "pdf", Path: long}},
+	} {
+		w.emit("default", id, completedBlock(x, events.MainConversation, name, b))
+	}
+	page := g.get("/api/sessions/"+id+"/blocks?order=newest").want(t, 200)
+	omitted := map[string]bool{}
+	for i := range 4 {
+		n := fmt.Sprint(i)
+		if omitted[page.text("truncated", n, "blockId")+"."+page.text("truncated", n, "field")] = true; page.number("truncated", n, "bytes") < 9000 {
+			t.Errorf("truncated %v", page.field("truncated", n))
+		}
+	}
+	if want := map[string]bool{"plan.todos": true, "plan.plan": true, "step.step": true, "skill.skill": true}; !maps.Equal(omitted, want) || bytes.Contains(page.body, []byte(long)) {
+		t.Errorf("omitted %v in a page of %d bytes, want %v", omitted, len(page.body), want)
+	}
+	for path, want := range map[string][]string{"plan": {"block", "plan", "items", "0", "content"}, "step": {"block", "step", "result"}, "skill": {"block", "skill", "path"}} {
+		if whole := g.get("/api/sessions/"+id+"/blocks/"+path).want(t, 200); whole.text(want...) != long {
+			t.Errorf("the whole %s has %d bytes", path, len(whole.text(want...)))
+		}
 	}
 }
 

@@ -178,7 +178,7 @@ func TestWatch_BeginsWithTheReadModels(t *testing.T) {
 		events.BlockStart{Block: events.Block{ID: "blk_a", Kind: events.KindAssistantText}},
 		block(events.Block{ID: "blk_b", Kind: events.KindAssistantText, Content: strings.Repeat("x", 2000)}),
 		block(events.Block{ID: "blk_t", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "first", Status: "pending"}}}),
-		block(events.Block{ID: "blk_u", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "first", Status: "completed"}, {Content: "second", Status: "pending"}}}),
+		block(events.Block{ID: "blk_u", Kind: events.KindPlan, Plan: &events.Plan{Items: []events.PlanItem{{Content: "first", Status: events.PlanCompleted}, {Content: "second", Status: events.PlanPending}}}}),
 		events.BlockStart{Block: events.Block{ID: "blk_c", Kind: events.KindToolUse, ToolUseID: "call_1", ToolName: "Bash"}},
 		block(events.Block{ID: "blk_r", Kind: events.KindToolResult, ToolUseID: "call_1", DurationMs: 7}),
 		events.BlockStart{Block: events.Block{ID: "blk_d", Kind: events.KindToolUse, ToolUseID: "call_2", ToolName: "Task"}},

@@ -24,6 +24,7 @@ import (
 	"github.com/spoolhq/spool/test/bench/harness"
 	"github.com/spoolhq/spool/test/bench/heads"
 	"github.com/spoolhq/spool/test/bench/idle"
+	"github.com/spoolhq/spool/test/bench/inspector"
 	"github.com/spoolhq/spool/test/bench/latency"
 	"github.com/spoolhq/spool/test/bench/peer"
 	"github.com/spoolhq/spool/test/bench/pool"
@@ -45,6 +46,7 @@ type commandLine struct {
 	Fanout    fanout.Benchmark    `cmd:"" help:"Age of text and events on WebSockets of many active sessions."`
 	Heads     heads.Benchmark     `cmd:"" help:"CPU cost of signed heads."`
 	Idle      idle.Benchmark      `cmd:"" help:"Memory and goroutines of idle sessions and WebSockets."`
+	Inspector inspector.Benchmark `cmd:"" help:"The inspector in Chromium: first paint, scrolling, memory, and the cost of text in flight."`
 	Latency   latency.Benchmark   `cmd:"" help:"Age of text on the WebSocket of an idle system."`
 	Peer      peer.Benchmark      `cmd:"" help:"OpenCode through Spool, through sandbox-agent and without either. Not part of all, because npm installs sandbox-agent."`
 	Pool      pool.Benchmark      `cmd:"" help:"First turn of a session from the warm pool."`

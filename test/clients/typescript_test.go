@@ -50,7 +50,8 @@ func TestTypeScript_OwnTestsPass(t *testing.T) {
 	}
 }
 
-// cutter is a proxy before a gateway that cuts each stream of events after its first event with data.
+// cutter is a proxy before a gateway that cuts each stream of events after its first event with data, and a stream of changes
+// after the event that follows its event started.
 type cutter struct {
 	gateway string
 	cuts    atomic.Int32
@@ -88,12 +89,13 @@ func (c *cutter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		unsent := len(sent)
 		sent = append(sent, buffer[:n]...)
 		end := len(sent)
-		if data := bytes.Index(sent, []byte("\ndata: ")); data >= 0 {
-			if blank := bytes.Index(sent[data:], []byte("\n\n")); blank >= 0 {
-				// Up to 20 bytes of the next event follow, which the client must drop.
-				end = min(len(sent), data+blank+2+20)
-				err = io.EOF
-			}
+		events := 1
+		if strings.HasSuffix(r.URL.Path, "/sessions/stream") {
+			events = 2 // the first one is started
+		}
+		if cut := endOfEvent(sent, events); cut >= 0 {
+			end = min(len(sent), cut+20) // up to 20 bytes of the next event follow, which the client must drop
+			err = io.EOF
 		}
 		_, _ = w.Write(sent[unsent:end])
 		w.(http.Flusher).Flush()
@@ -105,6 +107,24 @@ func (c *cutter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
+}
+
+// endOfEvent returns the length of a stream of server-sent events up to the end of its nth event with data, or -1 if the
+// stream is shorter.
+func endOfEvent(stream []byte, n int) int {
+	end := 0
+	for range n {
+		data := bytes.Index(stream[end:], []byte("\ndata: "))
+		if data < 0 {
+			return -1
+		}
+		blank := bytes.Index(stream[end+data:], []byte("\n\n"))
+		if blank < 0 {
+			return -1
+		}
+		end += data + blank + 2
+	}
+	return end
 }
 
 // serveSocket passes on the first message of the client and the messages of the gateway, up to the first event.

@@ -26,6 +26,7 @@ func TestClaudeCode_AgainstAScriptedModel(t *testing.T) {
 		"two turns":      claudeTwoTurns,
 		"edit":           claudeEdit,
 		"alike":          claudeAlike,
+		"plan and skill": claudePlanAndSkill,
 		"denied":         claudeDenied,
 		"interrupt":      claudeInterrupt,
 		"cancel":         claudeCancel,
@@ -106,6 +107,24 @@ func claudeAlike(t *testing.T, c *harness.Cluster) {
 	one.get(fmt.Sprintf("/api/sessions/%s/diff?from=1&to=%d", one.session, state.Seq), &diff)
 	if f := diff.Files.Files; len(f) != 1 || f[0].Path != "hello.txt" || f[0].Change != "added" || !strings.HasSuffix(f[0].Text, "+hello, spool\n") {
 		t.Errorf("files: %+v", diff.Files)
+	}
+}
+
+// claudePlanAndSkill checks that the agent's tasks are one plan, whose items the state has as todos, and that a skill of the workspace is shown when
+// the agent has read it.
+func claudePlanAndSkill(t *testing.T, c *harness.Cluster) {
+	k := newTalk(t, c, map[string]any{"workspaceFiles": []map[string]any{{"path": ".claude/skills/greet/SKILL.md", "content": "---\nname: greet\ndescription: Greets people\n---\nSay hello.\n"}}})
+	x := k.mustComplete("make a plan", "Planned and read.")
+	if p := x.kind(events.KindPlan); len(p) != 1 || p[0].Status != events.StatusComplete || !slices.Equal(p[0].Plan.Items, []events.PlanItem{{ItemID: "1", Content: "First step", Status: events.PlanCompleted}}) {
+		t.Errorf("plans %+v", p)
+	}
+	if l := x.kind(events.KindSkillLoad); len(l) != 1 || l[0].Skill.Name != "greet" || !strings.HasSuffix(l[0].Skill.Path, "/.claude/skills/greet") || l[0].ToolUseID == "" {
+		t.Errorf("loaded skills %+v", l)
+	}
+	var state harness.SessionState
+	k.get("/api/sessions/"+k.session+"/state", &state)
+	if l := state.Todos; len(l) != 1 || !slices.Equal(l[0].Items, []events.TodoItem{{Content: "First step", Status: "completed"}}) {
+		t.Errorf("todos %+v", l)
 	}
 }
 

@@ -20,10 +20,52 @@ export interface Part {
   data?: string;
 }
 
-/** An entry of the agent's own list of tasks. */
+/** The whole plan of a conversation: what the agent intends to do, and how far it is. */
+export interface Plan {
+  title?: string;
+  /** Why the plan is as it is, in the agent's words. */
+  explanation?: string;
+  items?: PlanItem[];
+}
+
+export interface PlanItem {
+  /** The agent's own id. */
+  id?: string;
+  content: string;
+  status: "pending" | "in_progress" | "completed" | "cancelled";
+  priority?: string;
+}
+
+/** One step of a plan that is being executed. */
+export interface Step {
+  id: string;
+  title: string;
+  status: "pending" | "blocked" | "ready" | "running" | "completed" | "failed" | "skipped";
+  /** Ids of the steps that must be completed before. */
+  dependsOn?: string[];
+  /** The conversation of the sub-agent that executes the step. */
+  conversationId?: string;
+  /** The execution of another session that executes the step. */
+  executionId?: string;
+  result?: string;
+  errorCode?: string;
+  errorMessage?: string;
+  startedAt?: string;
+  endedAt?: string;
+}
+
+/** A skill whose instructions the agent has read. */
+export interface LoadedSkill {
+  name: string;
+  /** The SHA-256 of a skill that was pushed to Spool. */
+  version?: string;
+  path?: string;
+}
+
+/** An entry of a list of tasks. */
 export interface TodoItem {
   content: string;
-  status: "pending" | "in_progress" | "completed";
+  status: PlanItem["status"];
 }
 
 /** A unit to display. `kind` decides which fields a block has. A field that is empty is absent. */
@@ -35,7 +77,10 @@ export type Block = BlockBase &
     | { kind: "tool_use"; toolName?: string; toolUseId?: string; input?: unknown; content?: string; displayName?: string; description?: string }
     | { kind: "tool_result"; toolUseId?: string; output?: string; isError?: boolean; durationMs?: number }
     | { kind: "subagent"; subagentId?: string; name?: string; toolUseId?: string; input?: unknown; output?: string; durationMs?: number }
-    | { kind: "todo"; todos?: TodoItem[] }
+    | { kind: "todo"; todos?: TodoItem[] } // in logs of earlier servers
+    | { kind: "plan"; plan?: Plan; todos?: TodoItem[] } // todos are the items of the plan
+    | { kind: "step"; step?: Step }
+    | { kind: "skill_load"; skill?: LoadedSkill; toolUseId?: string }
     | { kind: "system"; subtype?: string; message?: string }
     | { kind: "error"; code?: string; message?: string }
   );
@@ -49,7 +94,10 @@ type Fields = Record<string, unknown>;
 export class BlockView {
   readonly #blocks = new Map<string, Block>(); // in the order of their first appearance
   readonly #texts = new Map<string, StreamedText>();
-  readonly #runs = new Map<string, number>(); // execution id to its index in the session
+  readonly #runs = new Map<string, number>(); // execution id to its place among the executions
+  readonly #tips = new Map<string, number>(); // block id to the seq of the last event that a page had folded into it
+  #firstRun = 0;
+  #lastRun = 0;
   #sorted: readonly Block[] | undefined;
 
   /**
@@ -58,9 +106,9 @@ export class BlockView {
    */
   apply(event: SessionEvent): string | undefined {
     if (event.type === "text_delta") return this.#applyText(event);
-    if (event.executionId && !this.#runs.has(event.executionId)) this.#runs.set(event.executionId, this.#runs.size);
+    if (event.executionId && !this.#runs.has(event.executionId)) this.#runs.set(event.executionId, this.#lastRun++);
     const id = changedBlockId(event);
-    if (!id) return undefined;
+    if (!id || event.seq <= (this.#tips.get(id) ?? 0)) return undefined;
     const previous = this.#blocks.get(id);
     const next = reduce(previous, event);
     if (!next) return undefined;
@@ -68,6 +116,36 @@ export class BlockView {
     if (next.status !== "pending") this.#texts.delete(id);
     this.#set(id, text && next.status === "pending" ? withContent(next, text.known) : next);
     return id;
+  }
+
+  /**
+   * Puts blocks of the API before the blocks that the view has: in the order of display, with the seq of the last event that
+   * is folded into them. Events up to this seq change them no more.
+   */
+  prepend(blocks: readonly Block[], tip: number): void {
+    const newer = new Map(this.#blocks);
+    this.#blocks.clear();
+    for (const block of blocks) {
+      const known = newer.get(block.id);
+      newer.delete(block.id);
+      this.replace(known && known.status !== "pending" ? known : block, tip);
+    }
+    for (const block of [...blocks].reverse()) {
+      if (block.executionId && !this.#runs.has(block.executionId)) this.#runs.set(block.executionId, --this.#firstRun);
+    }
+    for (const [id, block] of newer) this.#blocks.set(id, block);
+  }
+
+  /** Replaces a block, or adds it, with the seq of the last event that is folded into it. */
+  replace(block: Block, tip: number): void {
+    this.#tips.set(block.id, tip);
+    if (block.status === "pending" && contentOf(block)) {
+      let text = this.#texts.get(block.id);
+      if (!text) this.#texts.set(block.id, (text = new StreamedText()));
+      text.add({ offset: 0, delta: contentOf(block) });
+      block = withContent(block, text.known);
+    } else if (block.status !== "pending") this.#texts.delete(block.id);
+    this.#set(block.id, block);
   }
 
   /** Returns the blocks in the order of display: by execution, then by seq. Returns the same list until a block changes. */
@@ -146,11 +224,12 @@ function withEventFields(block: Fields, event: SessionEvent): Block {
   if (event.conversationId) out["conversationId"] = event.conversationId;
   if (!out["timestamp"] || out["timestamp"] === "0001-01-01T00:00:00Z") out["timestamp"] = event.time;
   out["status"] ||= event.type === "block_complete" ? "complete" : "pending";
+  setPlanTodos(out);
   return withoutEmpty(out);
 }
 
 /** The fields of a block that a block_update can set. */
-const updatable = ["todos", "displayName", "description", "summary", "output"];
+const updatable = ["todos", "plan", "step", "displayName", "description", "summary", "output"];
 
 function withUpdates(block: Block, updates: Fields): Block {
   const out: Fields = { ...block };
@@ -158,7 +237,14 @@ function withUpdates(block: Block, updates: Fields): Block {
   for (const name of updatable) {
     if (updates[name] !== undefined && updates[name] !== null) out[name] = updates[name];
   }
+  setPlanTodos(out);
   return withoutEmpty(out);
+}
+
+/** Sets the todos of a block of kind plan to the items of its plan, for clients that show the list of both kinds. */
+function setPlanTodos(block: Fields): void {
+  if (block["kind"] !== "plan") return;
+  block["todos"] = (block["plan"] as Plan | undefined)?.items?.map(({ content, status }) => ({ content, status }));
 }
 
 function contentOf(block: Block): string {

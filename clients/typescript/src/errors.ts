@@ -61,12 +61,12 @@ export class StreamEndedError extends SpoolError {
   override readonly name = "StreamEndedError";
   constructor(
     readonly reason: StreamEndReason,
-    /** The seq of the last event that the stream returned. */
-    readonly cursor: number,
+    /** The cursor of the stream: for the events of a session, the seq of the last event that it returned. */
+    readonly cursor: number | string,
     error: SpoolError,
   ) {
     super(error);
-    this.message = `the stream ended after event ${cursor}: ${error.message}`;
+    this.message = `the stream ended after ${typeof cursor === "number" ? `event ${cursor}` : `cursor ${cursor || "none"}`}: ${error.message}`;
     this.cause = error;
   }
 }

@@ -1,4 +1,8 @@
 import { ConnectionError, SpoolError, errorOf } from "./errors.js";
+import type { components } from "./generated/schema.js";
+import { uploadWithProgress } from "./upload.js";
+
+type Schemas = components["schemas"];
 
 /** How failed requests are repeated. */
 export interface RetryOptions {
@@ -14,16 +18,22 @@ export interface RetryOptions {
 export interface ClientOptions {
   /** The URL of the gateway, or the URLs of several, which are tried in turn. */
   baseUrl: string | readonly string[];
-  /** The API key, or a function that returns it before each request. */
+  /** The API key, or a function that returns it before each request. A page that signs in with a cookie has none. */
   apiKey?: string | (() => string | Promise<string>);
   /** The id of the end user for whom requests are made: the header Spool-User. */
   user?: string;
+  /** How streams connect if their options do not say; "sse" by default. */
+  transport?: "sse" | "websocket";
+  /** The URL of the WebSocket, if it is not /api/ws below baseUrl. */
+  webSocketUrl?: string;
   retry?: RetryOptions;
+  /** Whether a browser sends cookies: "include" also to a gateway of another origin of the site; "same-origin" by default. */
+  credentials?: RequestCredentials;
   /** Used in place of the global fetch. */
   fetch?: typeof fetch;
   /**
    * Opens a WebSocket with headers, for streams by WebSocket. By default the global WebSocket, which Node has from version 22
-   * on, or with --experimental-websocket.
+   * on, or with --experimental-websocket; it sends the key in its first message.
    */
   openWebSocket?: (url: string, headers: Record<string, string>) => WebSocket;
 }
@@ -45,6 +55,8 @@ export interface HttpRequest extends CallOptions {
   body?: BodyInit | (() => BodyInit) | undefined;
   /** Whether the request may be sent again although it may have had its effect. */
   repeatable: boolean;
+  /** Called with the number of bytes of the body that were sent. A browser then sends the request by XMLHttpRequest. */
+  onUpload?: ((sent: number) => void) | undefined;
 }
 
 const retryStatuses = new Set([408, 425, 429, 502, 503, 504]);
@@ -57,9 +69,12 @@ export function isTemporary(error: SpoolError): boolean {
 /** Sends requests to the gateways of a client. */
 export class Http {
   readonly retry: Required<RetryOptions>;
+  readonly transport: "sse" | "websocket";
   readonly #options: ClientOptions;
   readonly #urls: readonly string[];
   #next = 0; // index of the gateway that answered last
+  /** The CSRF token of the session cookie, which requests that change something need. */
+  csrfToken: string | undefined;
 
   constructor(options: ClientOptions) {
     const urls = typeof options.baseUrl === "string" ? [options.baseUrl] : options.baseUrl;
@@ -69,6 +84,7 @@ export class Http {
     }
     this.#urls = urls.map((url) => url.replace(/\/+$/, ""));
     this.#options = options;
+    this.transport = options.transport ?? "sse";
     this.retry = { retries: 4, minDelayMs: 200, maxDelayMs: 10_000, ...options.retry };
   }
 
@@ -87,7 +103,9 @@ export class Http {
     const headers = await this.headers();
     for (const [name, value] of Object.entries(request.headers ?? {})) headers.set(name, value);
     if (request.idempotencyKey !== undefined) headers.set("Idempotency-Key", request.idempotencyKey);
-    const init: RequestInit & { duplex?: "half" } = { method: request.method, headers, cache: "no-store" };
+    if (this.csrfToken && request.method !== "GET") headers.set("X-CSRF-Token", this.csrfToken);
+    const { credentials } = this.#options;
+    const init: RequestInit & { duplex?: "half" } = { method: request.method, headers, cache: "no-store", ...(credentials && { credentials }) };
     if (request.signal) init.signal = request.signal;
     if (request.body !== undefined) {
       init.body = typeof request.body === "function" ? request.body() : request.body;
@@ -95,7 +113,8 @@ export class Http {
     }
     let response: Response;
     try {
-      response = await (this.#options.fetch ?? fetch)(this.gateway + request.path + queryString(request.query), init);
+      const url = this.gateway + request.path + queryString(request.query);
+      response = request.onUpload ? await uploadWithProgress(url, init, request.onUpload) : await (this.#options.fetch ?? fetch)(url, init);
     } catch (cause) {
       request.signal?.throwIfAborted();
       throw new ConnectionError(`${request.method} ${this.gateway}${request.path} failed: ${String(cause)}`, { cause });
@@ -108,9 +127,15 @@ export class Http {
   async send(request: HttpRequest): Promise<Response> {
     for (let attempt = 0; ; attempt++) {
       const gateway = this.gateway;
+      const { csrfToken } = this;
       try {
         return await this.once(request);
       } catch (error) {
+        // The page was loaded again, or another one has signed in: the cookie has another token.
+        if (error instanceof SpoolError && error.code === "CSRF_REFUSED" && !(request.body instanceof ReadableStream)) {
+          await this.readCsrfToken(request.signal);
+          if (this.csrfToken !== csrfToken) continue;
+        }
         const wait = attempt < this.retry.retries ? this.#retryDelay(request, error, attempt) : undefined;
         if (wait === undefined) throw error;
         this.rotate(gateway);
@@ -136,14 +161,22 @@ export class Http {
     return Math.random() * Math.min(this.retry.maxDelayMs, this.retry.minDelayMs * 2 ** Math.min(attempt, 30));
   }
 
-  /** Opens a WebSocket to the gateway. */
-  async openWebSocket(): Promise<WebSocket> {
-    const headers = Object.fromEntries(await this.headers());
-    const url = `${this.gateway.replace(/^http/, "ws")}/api/ws`;
-    if (this.#options.openWebSocket) return this.#options.openWebSocket(url, headers);
-    if (Object.keys(headers).length === 0) return new WebSocket(url);
-    if (!("process" in globalThis)) throw new TypeError("a browser cannot send an API key on a WebSocket: use transport sse");
-    return new WebSocket(url, { headers } as unknown as string); // an extension of Node
+  /** Reads the session of the sign-in, and keeps its CSRF token. */
+  async readCsrfToken(signal?: AbortSignal): Promise<Schemas["spool.v1.SignInSession"]> {
+    const response = await this.send({ method: "GET", path: "/api/signin/session", signal, repeatable: true });
+    const session = (await response.json()) as Schemas["spool.v1.SignInSession"];
+    this.csrfToken = session.csrfToken;
+    return session;
+  }
+
+  /** Opens a WebSocket to the gateway. The first message, if there is one, has to be sent before all others. */
+  async openWebSocket(): Promise<{ socket: WebSocket; firstMessage?: object }> {
+    const headers = await this.headers();
+    const url = this.#options.webSocketUrl ?? `${this.gateway.replace(/^http/, "ws")}/api/ws`;
+    if (this.#options.openWebSocket) return { socket: this.#options.openWebSocket(url, Object.fromEntries(headers)) };
+    const key = headers.get("Authorization")?.replace(/^Bearer /, "");
+    if (!key) return { socket: new WebSocket(url) };
+    return { socket: new WebSocket(`${url}?auth=message`), firstMessage: { type: "authenticate", requestId: "0", key } };
   }
 
   /** Returns the headers that all requests have. */

@@ -4,12 +4,23 @@ import { isTerminal, type ReplayNotice, type SessionEvent } from "./events.js";
 import type { components } from "./generated/schema.js";
 import { expandPath, type CallOptions, type Http, type HttpRequest } from "./http.js";
 import { EventStream, type FollowOptions, type ReplayOptions } from "./stream.js";
+import { hasUploadProgress } from "./upload.js";
 
 /** The schemas of the API, by name. */
 export type Schemas = components["schemas"];
 
 /** A session as it was after one of its events. */
 export type SessionState = Omit<Schemas["spool.v1.SessionState"], "blocks" | "nextPageToken"> & { blocks: Block[] };
+
+/** A page of blocks. */
+export interface BlockPage {
+  blocks: Block[];
+  /** Seq of the last event that is folded into these blocks. */
+  tip: number;
+  /** The value of `before` for the next page; undefined on the last page. */
+  next: string | undefined;
+  truncated: Schemas["spool.v1.TruncatedField"][];
+}
 
 type BodyOf<O extends Operation> = CallParams<O> extends { body?: infer B } ? NonNullable<B> : never;
 
@@ -60,6 +71,26 @@ export class Session {
   async blocks(query: { conversationId?: string; minPosition?: string } = {}, options?: CallOptions): Promise<{ blocks: Block[]; tip: number }> {
     const { blocks = [], tip = 0 } = await this.#call("Events_ListBlocks", { query }, options);
     return { blocks: blocks as Block[], tip };
+  }
+
+  /**
+   * Returns a page of the last blocks, the newest first. `before` is `next` of the page before. Long fields are cut, as
+   * `truncated` says; `block` returns them whole. A stream that follows after `tip` of the first page continues it.
+   */
+  async newestBlocks(query: { before?: string | undefined; limit?: number; conversationId?: string; minPosition?: string | undefined } = {}, options?: CallOptions): Promise<BlockPage> {
+    const { blocks = [], tip = 0, next = "", truncated = [] } = await this.#call("Events_ListBlocks", { query: { ...query, order: "newest" } }, options);
+    return { blocks: blocks as Block[], tip, next: next || undefined, truncated };
+  }
+
+  /** Returns a block, whole, and the seq of the last event that is folded into it. */
+  async block(blockId: string, options?: CallOptions): Promise<{ block: Block; tip: number }> {
+    const { block, tip = 0 } = await call(this.http, "Events_GetBlock", { path: { session_id: this.id, block_id: blockId } }, options);
+    return { block: block as Block, tip };
+  }
+
+  /** Returns when something happened in the session: numbers of events in up to 1,000 buckets of time, and marks. */
+  timeline(query: { buckets?: number; minPosition?: string } = {}, options?: CallOptions): Promise<Schemas["spool.v1.Timeline"]> {
+    return this.#call("Events_GetTimeline", { query }, options);
   }
 
   /** Returns the session as it was after event `at`, with all blocks; without `at`, after its last event. */
@@ -149,6 +180,9 @@ export class SessionFiles {
     const request = { ...rest, headers, query: { mode } };
     const upload = body instanceof ReadableStream ? body : new Blob([body]);
     const total = upload instanceof Blob ? upload.size : undefined;
+    if (onProgress && upload instanceof Blob && hasUploadProgress) {
+      return (await this.#request("PUT", path, { ...request, body: upload, onUpload: (sent) => onProgress(sent, total) })).json();
+    }
     const counted = (stream: ReadableStream<Uint8Array>) => (onProgress ? countBytes(stream, (sent) => onProgress(sent, total)) : stream);
     const sent = upload instanceof ReadableStream ? counted(upload) : onProgress ? () => counted(upload.stream()) : upload;
     const response = await this.#request("PUT", path, { ...request, body: sent });
@@ -160,7 +194,7 @@ export class SessionFiles {
     return (await this.#request("DELETE", path, options)).json();
   }
 
-  #request(method: string, path: string | undefined, options: CallOptions & { query?: object; body?: HttpRequest["body"] } = {}): Promise<Response> {
+  #request(method: string, path: string | undefined, options: CallOptions & Pick<HttpRequest, "query" | "body" | "onUpload"> = {}): Promise<Response> {
     const template = "/api/sessions/{id}/files" + (path === undefined ? "" : "/{path}");
     return this.http.send({ ...options, method, path: expandPath(template, { id: this.sessionId, path }), repeatable: true });
   }

@@ -78,3 +78,36 @@ test("100,000 events fold without deep recursion", () => {
   view.apply(event(seq, "text_delta", { blockId: "long", offset: 0, delta: "x" }));
   assert.equal(view.get("long").content.length, 100_001);
 });
+
+const assistant = (id, executionId, fields = {}) => ({ id, kind: "assistant_text", status: "complete", executionId, conversationId: "main", timestamp: "2026-01-02T03:04:05Z", ...fields });
+const eventOf = (seq, type, data, executionId) => ({ seq, position: `0-${seq}`, id: `evt_${seq}`, type, time: "2026-01-02T03:04:05Z", sessionId: "ses_1", executionId, conversationId: "main", source: "runner", data });
+
+test("pages of older blocks come before the blocks, in the order of display", () => {
+  const view = new BlockView();
+  view.prepend([assistant("c", "exe_2"), assistant("d", "exe_3", { status: "pending", content: "He" })], 9);
+  const [c] = view.blocks();
+  view.apply(eventOf(10, "block_start", { block: { id: "e", kind: "assistant_text" } }, "exe_4"));
+  view.apply(eventOf(11, "block_start", { block: { id: "f", kind: "assistant_text" } }, "exe_3")); // executions do not mix
+  view.prepend([assistant("a", "exe_1"), assistant("b", "exe_2")], 11);
+  assert.deepEqual(view.blocks().map((b) => b.id), ["a", "b", "c", "d", "f", "e"]);
+  assert.equal(view.get("c"), c);
+});
+
+test("events up to the tip of a page do not change its blocks, and its text is continued", () => {
+  const view = new BlockView();
+  view.prepend([assistant("a", "exe_1", { status: "pending", content: "Hé" })], 9);
+  assert.equal(view.apply(eventOf(9, "block_complete", { block: { id: "a", kind: "assistant_text", content: "old" } }, "exe_1")), undefined);
+  view.apply(eventOf(9, "text_delta", { blockId: "a", offset: 0, delta: "H" }));
+  assert.equal(view.get("a").content, "Hé");
+  view.apply(eventOf(9, "text_delta", { blockId: "a", offset: 1, delta: "éllo" }));
+  assert.equal(view.get("a").content, "Héllo");
+  view.apply(eventOf(10, "block_complete", { block: { id: "a", kind: "assistant_text", content: "Héllo!" } }, "exe_1"));
+  assert.equal(view.get("a").content, "Héllo!");
+});
+
+test("a block that was completed before its page was read keeps its last state", () => {
+  const view = new BlockView();
+  view.apply(eventOf(7, "block_complete", { block: { id: "b", kind: "assistant_text", content: "whole" } }, "exe_1"));
+  view.prepend([assistant("a", "exe_1"), assistant("b", "exe_1", { status: "pending", content: "wh" })], 5);
+  assert.deepEqual(view.blocks().map((b) => [b.id, b.status]), [["a", "complete"], ["b", "complete"]]);
+});

@@ -170,3 +170,23 @@ test("waitForEnd returns the execution after its last event", async (t) => {
   assert.equal((await new SpoolClient({ baseUrl: url }).session("ses_1").waitForEnd("exe_1")).phase, "completed");
   assert.deepEqual(seen, ["/api/sessions/ses_1/events?limit=1", "/api/executions/exe_1", "/api/sessions/ses_1/events/stream?after=5", "/api/executions/exe_1?minPosition=0-7"]);
 });
+
+test("pages of the newest blocks, whole blocks and the timeline are read", async (t) => {
+  const paths = [];
+  const url = await serve(t, (request, response) => {
+    paths.push(request.url);
+    const answers = [{ blocks: [{ id: "b" }], tip: 4, next: "p", truncated: [{ blockId: "b", field: "content", bytes: 9000 }] }, {}, { block: { id: "b" }, tip: 5 }, { bucketMs: 3 }];
+    response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify(answers[paths.length - 1]));
+  });
+  const session = new SpoolClient({ baseUrl: url }).session("ses_1");
+  assert.deepEqual(await session.newestBlocks({ limit: 1, conversationId: "main" }), { blocks: [{ id: "b" }], tip: 4, next: "p", truncated: [{ blockId: "b", field: "content", bytes: 9000 }] });
+  assert.deepEqual(await session.newestBlocks({ before: "p" }), { blocks: [], tip: 0, next: undefined, truncated: [] });
+  assert.deepEqual(await session.block("b"), { block: { id: "b" }, tip: 5 });
+  assert.deepEqual(await session.timeline({ buckets: 7 }), { bucketMs: 3 });
+  assert.deepEqual(paths, [
+    "/api/sessions/ses_1/blocks?limit=1&conversationId=main&order=newest",
+    "/api/sessions/ses_1/blocks?before=p&order=newest",
+    "/api/sessions/ses_1/blocks/b",
+    "/api/sessions/ses_1/timeline?buckets=7",
+  ]);
+});

@@ -201,6 +201,27 @@ test("a replay continues after a cut up to the event at which it began to end", 
   ]);
 });
 
+test("a replay makes progress behind an intermediary that cuts after the very first frame", async (t) => {
+  const events = [1, 2, 3, 4].map((seq) => ({ ...stored(seq), executionId: seq === 2 ? "exe_2" : "exe_1" }));
+  const reads = [];
+  const url = await serve(t, (request, response) => {
+    const { pathname, searchParams } = new URL(request.url, "http://x");
+    if (pathname.endsWith("/events")) {
+      reads.push(Number(searchParams.get("after")));
+      return response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify({ events: events.slice(reads.at(-1)) }));
+    }
+    if (request.headers["last-event-id"] === "3") return response.writeHead(204).end();
+    beginStream(response);
+    response.end('event: replay_started\ndata: {"from":1,"to":3,"tip":4,"speed":"max"}\n\n');
+  });
+  const replay = (more) => clientOf(url).session("ses_1").replay({ speed: "max", ...more });
+  const stream = replay();
+  assert.deepEqual((await collect(stream)).map((e) => e.seq ?? e.type), ["replay_started", 1, 2, 3]);
+  assert.equal(stream.endReason, "replayed");
+  assert.deepEqual(reads, [0, 1, 2]);
+  assert.deepEqual((await collect(replay({ executionId: "exe_1" }))).map((e) => e.seq ?? e.type), ["replay_started", 1, 3]);
+});
+
 /** A WebSocket that a test drives: answer is called with each message of the client. */
 function fakeSocket(answer, joins) {
   const socket = { close() {}, send: (text) => (joins.push(JSON.parse(text)), answer((message) => socket.onmessage?.({ data: JSON.stringify(message) }), () => socket.onclose?.())) };

@@ -80,7 +80,9 @@ func (b *jsonWriter) writeMessage(m protoreflect.Message) {
 }
 
 // optionalLists are the list fields that are omitted when empty, as in the stored JSON of a block.
-var optionalLists = map[protoreflect.FullName]bool{"spool.v1.Block.parts": true, "spool.v1.Block.todos": true}
+var optionalLists = map[protoreflect.FullName]bool{
+	"spool.v1.Block.parts": true, "spool.v1.Block.todos": true, "spool.v1.Plan.items": true, "spool.v1.Step.depends_on": true,
+}
 
 func (b *jsonWriter) isOmitted(m protoreflect.Message, fd protoreflect.FieldDescriptor) bool {
 	if b.onlySet {

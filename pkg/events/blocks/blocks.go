@@ -75,7 +75,15 @@ func withEventFields(b events.Block, e events.Event) *events.Block {
 			b.Status = events.StatusComplete
 		}
 	}
+	setPlanTodos(&b)
 	return &b
+}
+
+// setPlanTodos sets the todos of a block of kind plan to the items of its plan, for clients that show the list of both kinds.
+func setPlanTodos(b *events.Block) {
+	if b.Kind == events.KindPlan {
+		b.Todos = b.TodoList()
+	}
 }
 
 // applyUpdates sets the fields of a block that a block_update event changes.
@@ -86,6 +94,12 @@ func applyUpdates(b *events.Block, u events.BlockUpdates) {
 	if u.Todos != nil {
 		b.Todos = u.Todos
 	}
+	if u.Plan != nil {
+		b.Plan = u.Plan
+	}
+	if u.Step != nil {
+		b.Step = u.Step
+	}
 	for _, f := range []struct {
 		to   *string
 		from *string
@@ -94,6 +108,7 @@ func applyUpdates(b *events.Block, u events.BlockUpdates) {
 			*f.to = *f.from
 		}
 	}
+	setPlanTodos(b)
 }
 
 // StreamedText is the streamed text of one open block: the contiguous text from its start, and deltas that arrived ahead of

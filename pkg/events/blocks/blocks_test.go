@@ -85,6 +85,16 @@ func wire(t *testing.T, seq uint32, e events.Event) json.RawMessage {
 // blocksOfEveryKind are blocks with every field that their kind has.
 func blocksOfEveryKind() []events.Block {
 	todos := []events.TodoItem{{Content: "look", Status: "completed"}, {Content: "write", Status: "in_progress"}}
+	plan := &events.Plan{Title: "Fix it", Explanation: "The test shows where.", Items: []events.PlanItem{
+		{ItemID: "1", Content: "look", Status: events.PlanCompleted, Priority: "high"}, {Content: "write", Status: events.PlanInProgress},
+		{Content: "measure", Status: events.PlanCancelled}, {Content: "tell", Status: events.PlanPending, Priority: "low"},
+	}}
+	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	ended := began.Add(time.Minute)
+	step := &events.Step{
+		StepID: "2", Title: "write", Status: events.StepFailed, DependsOn: []string{"1"}, SubConversationID: "agent_1", SubExecutionID: "exe_2",
+		Result: "half of it", ErrorCode: "TIMEOUT", ErrorMessage: "It took too long.", StartedAt: &began, EndedAt: &ended,
+	}
 	return []events.Block{
 		{Kind: events.KindUserMessage, Parts: []events.Part{{Type: "text", Text: "what is this?"}, {Type: "image", MediaType: "image/png", Data: "aGk="}}},
 		{Kind: events.KindAssistantText, Content: "It is é, 漢字, 𝄞.", Model: "model-1", Anchor: "msg_1"},
@@ -93,6 +103,9 @@ func blocksOfEveryKind() []events.Block {
 		{Kind: events.KindToolResult, ToolUseID: "toolu_1", Output: "no such file", IsError: true, DurationMs: 12},
 		{Kind: events.KindSubagent, SubagentID: "agent_1", Name: "reviewer", ToolUseID: "toolu_2", Input: json.RawMessage(`"look"`), Output: "done", DurationMs: 7},
 		{Kind: events.KindTodo, Todos: todos},
+		{Kind: events.KindPlan, Plan: plan},
+		{Kind: events.KindStep, Step: step},
+		{Kind: events.KindSkillLoad, ToolUseID: "toolu_3", Skill: &events.LoadedSkill{Name: "pdf", Version: strings.Repeat("0a", 32), Path: "/bin/skills/pdf"}},
 		{Kind: events.KindSystem, Subtype: "compacted", Message: "The conversation was shortened."},
 		{Kind: events.KindError, Code: "MODEL_ERROR", Message: "The model does not answer."},
 	}
@@ -117,7 +130,7 @@ func generatedVectors(t *testing.T) map[string]vector {
 			b.ID = fmt.Sprintf("blk_%s_%v", b.Kind, open)
 			add(events.MainConversation, events.BlockStart{Block: events.Block{ID: b.ID, Kind: b.Kind, ToolName: b.ToolName, Name: b.Name}})
 			text := "changed"
-			add(events.MainConversation, events.BlockUpdate{BlockID: b.ID, Updates: events.BlockUpdates{Input: b.Input, Todos: b.Todos, Summary: &text, Output: &b.Output}})
+			add(events.MainConversation, events.BlockUpdate{BlockID: b.ID, Updates: events.BlockUpdates{Input: b.Input, Todos: b.Todos, Plan: b.Plan, Step: b.Step, Summary: &text, Output: &b.Output}})
 			if !open {
 				add(events.MainConversation, events.BlockComplete{Block: b})
 			}
@@ -132,6 +145,18 @@ func generatedVectors(t *testing.T) map[string]vector {
 	add("", events.BlockStart{Block: events.Block{ID: "blk_b", Kind: events.KindToolUse, Status: "unknown status", Input: json.RawMessage(`false`)}})
 	add("", events.BlockUpdate{BlockID: "blk_b", Updates: events.BlockUpdates{Input: json.RawMessage(`1`)}})
 	add("", events.BlockComplete{Block: events.Block{ID: "blk_c", Kind: "kind_of_a_later_build", ConversationID: "agent_2"}})
+	plans, add := newFeed()
+	planned := func(status events.PlanStatus) *events.Plan {
+		return &events.Plan{Explanation: "Two things.", Items: []events.PlanItem{{Content: "look", Status: status}, {Content: "write", Status: events.PlanPending}}}
+	}
+	add(events.MainConversation, events.BlockComplete{Block: events.Block{ID: "blk_todo", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "of an earlier build", Status: "pending"}}}})
+	add(events.MainConversation, events.BlockStart{Block: events.Block{ID: "blk_plan", Kind: events.KindPlan, Plan: planned(events.PlanPending)}})
+	add("agent_1", events.BlockStart{Block: events.Block{ID: "blk_sub", Kind: events.KindPlan, Plan: planned(events.PlanInProgress)}})
+	add(events.MainConversation, events.BlockUpdate{BlockID: "blk_plan", Updates: events.BlockUpdates{Plan: planned(events.PlanCompleted)}})
+	add("agent_1", events.BlockUpdate{BlockID: "blk_sub", Updates: events.BlockUpdates{Plan: &events.Plan{}}})
+	add(events.MainConversation, events.BlockUpdate{BlockID: "blk_plan", Updates: events.BlockUpdates{Todos: []events.TodoItem{{Content: "ignored, because the block has a plan"}}}})
+	add(events.MainConversation, events.BlockStart{Block: events.Block{ID: "blk_step", Kind: events.KindStep, Step: &events.Step{StepID: "1", Title: "look", Status: events.StepReady}}})
+	add(events.MainConversation, events.BlockUpdate{BlockID: "blk_step", Updates: events.BlockUpdates{Step: &events.Step{StepID: "1", Title: "look", Status: events.StepRunning}}})
 	approvals, add := newFeed()
 	call := events.Block{ID: "blk_a", Kind: events.KindToolUse, ToolName: "Bash", ToolUseID: "toolu_1", Input: json.RawMessage(`{"command":"rm x"}`)}
 	add(events.MainConversation, events.MessageAccepted{BlockID: "blk_m", Content: "remove x"})
@@ -150,6 +175,7 @@ func generatedVectors(t *testing.T) map[string]vector {
 		"every-event-type": {Doc: "One event of each type with every field set: types that are not about blocks change none.", Feed: everyType},
 		"every-block-kind": {Doc: "A complete and an open block of each kind.", Feed: *kinds},
 		"block-updates":    {Doc: "Updates to empty values, to null, of unknown and of final blocks; a block that starts twice; an unknown kind.", Feed: *updates},
+		"plans":            {Doc: "A todo list, then plans of two conversations: an update replaces the whole plan, and the todos of its block. A step.", Feed: *plans},
 		"approval":         {Doc: "A tool call that a person decides.", Feed: *approvals},
 		"fork":             {Doc: "A fork begins with session_forked; its sub-agent has a conversation of its own.", Feed: *forks},
 	}

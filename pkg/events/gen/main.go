@@ -58,7 +58,7 @@ func renderPage(dir string) ([]byte, error) {
 		}
 	}
 	b.WriteString("\n## Shapes used above\n")
-	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.TodoItem{}, events.Options{}, events.Usage{}, events.Reference{}, events.ModelSettings{}, events.AgentSpec{}, events.ToolChoice{},
+	for _, v := range []any{events.Block{}, events.BlockUpdates{}, events.Part{}, events.Plan{}, events.PlanItem{}, events.Step{}, events.LoadedSkill{}, events.TodoItem{}, events.Options{}, events.Usage{}, events.Reference{}, events.ModelSettings{}, events.AgentSpec{}, events.ToolChoice{},
 		events.SubagentSpec{}, events.CommandSpec{}, events.MCPServer{}, events.Declaration{}, events.Dependencies{}, events.FileSpec{}, events.Limits{}, events.Retries{}, events.Loops{}, events.Permissions{}, events.PermissionRule{}, events.ExecutionPermissions{}, events.ApprovalPreview{}, events.CutField{}, events.Question{}, events.QuestionOption{}, events.InstanceSpec{},
 		events.EnvironmentSpec{}, events.Variable{}, events.Provenance{}, events.SkillUsed{}, events.AllowedHost{}, events.TenantLimits{}, events.KeyRights{}} {
 		t := reflect.TypeOf(v)

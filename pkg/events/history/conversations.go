@@ -27,8 +27,8 @@ func (s *State) applyBlock(e events.Event) {
 	if i < 0 {
 		s.Count.Blocks++
 	}
-	if next.Kind == events.KindTodo && next.Todos != nil {
-		s.setTodos(next.ConversationID, next.Todos)
+	if list := next.TodoList(); list != nil {
+		s.setTodos(next.ConversationID, list)
 	}
 	now := Block{was.FirstSeq, s.Seq, *next}
 	pending := next.Status == events.StatusPending

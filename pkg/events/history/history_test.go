@@ -20,9 +20,10 @@ func anEvent(t *rapid.T) events.Event {
 	execution, sandbox, conversation := name("exe", 3), name("sbx", 2), name("con", 2)
 	b := events.Block{
 		ID:     name("blk", 4),
-		Kind:   rapid.SampledFrom([]events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindTodo}).Draw(t, "kind"),
+		Kind:   rapid.SampledFrom([]events.BlockKind{events.KindAssistantText, events.KindToolUse, events.KindTodo, events.KindPlan}).Draw(t, "kind"),
 		Status: rapid.SampledFrom([]events.BlockStatus{"", events.StatusPending, events.StatusError}).Draw(t, "status"),
 		Input:  json.RawMessage(`{"a": "<&>"}`), Todos: []events.TodoItem{{Content: name("todo", 3), Status: "pending"}},
+		Plan: &events.Plan{Items: []events.PlanItem{{Content: name("item", 3), Status: events.PlanPending}}[rapid.IntRange(0, 1).Draw(t, "empty"):]},
 	}
 	output := name("output", 3)
 	used := events.Usage{InputTokens: 3, OutputTokens: 1, CacheReadTokens: 4, CacheWriteTokens: 1}
@@ -36,6 +37,7 @@ func anEvent(t *rapid.T) events.Event {
 			events.ExecutionCompleted{Usage: used, CostUSD: 0.25}, events.ExecutionFailed{Usage: used}, events.ExecutionCancelled{Usage: used},
 			events.MetadataUpdate{Usage: used, CostUSD: 0.5, Model: "m"}, events.ModelCalled{Status: 200, Usage: used, CostUSD: 0.5}, events.ModelCalled{Status: 500},
 			events.BlockStart{Block: b}, events.BlockUpdate{BlockID: b.ID, Updates: events.BlockUpdates{Output: &output}}, events.BlockComplete{Block: b},
+			events.BlockUpdate{BlockID: b.ID, Updates: events.BlockUpdates{Plan: b.Plan}},
 			events.ApprovalRequested{ApprovalID: b.ID}, events.ApprovalDecided{ApprovalID: b.ID, Decision: "approve"}, events.ApprovalResolved{ApprovalID: b.ID}, events.ApprovalRetracted{ApprovalID: b.ID},
 			events.SubagentSpawned{Conversation: conversation}, events.SubagentCompleted{Conversation: conversation},
 			events.SandboxCreating{SandboxID: sandbox}, events.SandboxReady{SandboxID: sandbox}, events.SandboxPaused{SandboxID: sandbox},
@@ -139,13 +141,14 @@ func TestFold_FollowsATurn(t *testing.T) {
 		events.ExecutionResolved{Variables: []events.Provenance{{Name: "TOKEN", Value: "plain"}}, Skills: []events.SkillUsed{{Name: "s"}}},
 		events.MetadataUpdate{Usage: events.Usage{InputTokens: 7}, CostUSD: 0.5},
 		events.BlockStart{Block: events.Block{ID: "blk_t", Kind: events.KindTodo, Status: events.StatusComplete, Todos: []events.TodoItem{{Content: "c"}}}},
+		events.BlockStart{Block: events.Block{ID: "blk_p", Kind: events.KindPlan, Plan: &events.Plan{Items: []events.PlanItem{{Content: "d"}}}}},
 		events.SubagentSpawned{Conversation: "con"}, events.WorkspaceSynced{Snapshot: "s"}, events.FileModified{Path: "p"})...)
 	switch x := s.ActiveExecution(); {
 	case x == nil || x.Phase != history.PhaseRunning || s.QueuedCount() != 0:
 		t.Errorf("active is %+v with %d queued, want a running one alone", x, s.QueuedCount())
 	case s.ReportedUsage().InputTokens != 7 || s.ReportedUsage().CostUSD != 0.5:
 		t.Errorf("reported %+v", s.ReportedUsage())
-	case len(s.Todos) != 1 || len(s.Conversations) != 1 || s.Snapshot.Seq != 9 || s.FileChanges != 1 || s.Resolved.Seq != 5 || len(s.Resolved.Skills) != 1:
+	case len(s.Todos) != 1 || s.Todos[0].Items[0].Content != "d" || len(s.Conversations) != 1 || s.Snapshot.Seq != 10 || s.FileChanges != 1 || s.Resolved.Seq != 5 || len(s.Resolved.Skills) != 1:
 		t.Errorf("state %+v", s)
 	}
 	// A failure without a cost keeps the cost that the agent last reported, and ends the sub-agents.

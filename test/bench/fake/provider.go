@@ -5,7 +5,9 @@ package fake
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"sync"
 
@@ -107,8 +109,19 @@ func (b *fakeSandbox) Secret() string                        { return "" } // li
 func (b *fakeSandbox) ID() string                            { return b.spec.ID }
 func (b *fakeSandbox) Running(context.Context) (bool, error) { return true, nil }
 
-// Files returns nil, because no session of a benchmark with this provider has files.
-func (b *fakeSandbox) Files() sandbox.Files { return nil }
+// Files returns an empty workspace that takes no files. The inspector lists it.
+func (b *fakeSandbox) Files() sandbox.Files { return noFiles{} }
+
+// noFiles is an empty workspace that takes no files.
+type noFiles struct{}
+
+func (noFiles) Put(context.Context, string, io.Reader) error { return errors.ErrUnsupported }
+
+func (noFiles) Get(context.Context, string) (io.ReadCloser, error) { return nil, sandbox.ErrNotFound }
+
+func (noFiles) List(context.Context, string) ([]sandbox.File, error) { return nil, nil }
+
+func (noFiles) Remove(context.Context, string) error { return sandbox.ErrNotFound }
 
 // Exec starts the command c. The only supported command is `runner attach`, whose process it returns; others are an
 // error.

@@ -3,10 +3,10 @@ package projector
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -33,12 +33,12 @@ const (
 
 // measureStates measures requests for past states of one session with the given number of turns, with and without the
 // states that the projector has saved. It also measures forks of the session.
-func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, turns int) (err error) {
+func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, turns int) error {
 	t, err := newTestbed(ctx, b)
 	if err != nil {
 		return err
 	}
-	id := events.DeriveID(events.KindSession, "bench", "0")
+	id := FirstSession()
 	if err := t.storeSnapshot(ctx, "default", id); err != nil {
 		return fmt.Errorf("store a snapshot: %w", err)
 	}
@@ -48,42 +48,72 @@ func measureStates(ctx context.Context, b *harness.Bench, pg *pgserver.Server, t
 	if err := t.appendStates(ctx, id); err != nil {
 		return fmt.Errorf("fill the log: %w", err)
 	}
-	t.url = pg.DatabaseURL("postgres")
-	// Run live, because a rebuild takes its targets from existing rows.
-	if err := readmodel.Migrate(ctx, t.url); err != nil {
-		return err
-	}
-	if _, err := t.timeLiveProjector(ctx); err != nil {
+	pool, url, err := t.serveFilledLog(ctx, b, pg)
+	if err != nil {
 		return err
 	}
 	if _, err := projector.Rebuild(ctx, projector.Config{DatabaseURL: t.url}, projector.Deps{Log: t.log}, true); err != nil {
 		return fmt.Errorf("compare the rows with a rebuild: %w", err)
 	}
-	pool, err := readmodel.Open(ctx, t.url)
-	if err != nil {
-		return err
+	if err := t.reportForks(ctx, b, url); err != nil {
+		return fmt.Errorf("forks: %w", err)
 	}
-	defer pool.Close()
+	return t.reportStates(ctx, b, pool, url)
+}
+
+// FirstSession returns the id of the first session of a filled log.
+func FirstSession() string { return events.DeriveID(events.KindSession, "bench", "0") }
+
+// ServeFilledLog writes a number of sessions with the given number of turns in all to a new log, folds it, and serves it
+// by a gateway that needs no key. It returns the URL of the gateway, which stops when the benchmark, or its part, ends.
+func ServeFilledLog(ctx context.Context, b *harness.Bench, sessions, turns int) (url string, err error) {
+	pg, err := pgserver.Start(ctx, pgserver.Config{DataDir: filepath.Join(b.Dir, "postgres"), FetchURL: pgserver.FetchNever})
+	if err != nil {
+		return "", err
+	}
+	b.Cleanup(pg.Stop)
+	t, err := newTestbed(ctx, b)
+	if err != nil {
+		return "", err
+	}
+	if err := t.fillLog(ctx, sessions, turns); err != nil {
+		return "", fmt.Errorf("fill the log: %w", err)
+	}
+	_, url, err = t.serveFilledLog(ctx, b, pg)
+	return url, err
+}
+
+// serveFilledLog folds the log into the database postgres, and serves it by a gateway until the benchmark, or its part,
+// ends. It returns a pool of connections to the database, and the URL of the gateway.
+func (t *testbed) serveFilledLog(ctx context.Context, b *harness.Bench, pg *pgserver.Server) (pool *pgxpool.Pool, url string, err error) {
+	t.url = pg.DatabaseURL("postgres")
+	// Run live, because a rebuild takes its targets from existing rows.
+	if err := readmodel.Migrate(ctx, t.url); err != nil {
+		return nil, "", err
+	}
+	if _, err := t.timeLiveProjector(ctx); err != nil {
+		return nil, "", err
+	}
+	pool, err = readmodel.Open(ctx, t.url)
+	if err != nil {
+		return nil, "", err
+	}
+	b.Cleanup(func() error { pool.Close(); return nil })
 	g, err := gateway.New(gateway.Config{Listen: "127.0.0.1:0", GRPCListen: "127.0.0.1:0"}, gateway.Deps{NATS: t.nc, Pool: pool, Partitions: t.log.Partitioning(), Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	running, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() { done <- g.Run(running) }()
-	defer func() {
-		stop()
-		err = errors.Join(err, <-done)
-	}()
+	b.Cleanup(func() error { stop(); return <-done })
 	select {
 	case <-g.Ready():
+		return pool, g.URL(), nil
 	case err := <-done:
-		return err
+		done <- err // for the cleanup
+		return nil, "", err
 	}
-	if err := t.reportForks(ctx, b, g.URL()); err != nil {
-		return fmt.Errorf("forks: %w", err)
-	}
-	return t.reportStates(ctx, b, pool, g.URL())
 }
 
 // callTimings holds the durations and the allocated memory of repeated equal calls.
@@ -99,7 +129,7 @@ func (t *testbed) reportStates(ctx context.Context, b *harness.Bench, pool *pgxp
 	if _, err := pool.Exec(ctx, "ANALYZE"); err != nil {
 		return err
 	}
-	path := url + "/api/sessions/" + events.DeriveID(events.KindSession, "bench", "0") + "/state?at="
+	path := url + "/api/sessions/" + FirstSession() + "/state?at="
 	var list []callTimings
 	for _, seq := range []int{499, t.events/1000*500 + 499, t.events} { // all but the last one are as far from a saved state as possible
 		a, err := timeStateRequests(ctx, path, seq, stateRequests)

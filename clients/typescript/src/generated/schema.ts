@@ -1396,7 +1396,10 @@ export interface components {
             input?: components["schemas"]["spool.v1.Json"];
             /** @description tool_result. */
             isError?: boolean;
-            /** @description user_message, assistant_text, thinking, tool_use, tool_result, subagent, todo, system or error. */
+            /**
+             * @description user_message, assistant_text, thinking, tool_use, tool_result, subagent, plan, step, skill_load, system or error;
+             *     todo in sessions of earlier versions.
+             */
             kind?: string;
             /** @description system, error. */
             message?: string;
@@ -1408,8 +1411,14 @@ export interface components {
             output?: string;
             /** @description user_message with images: replaces content. Absent when empty. */
             parts?: components["schemas"]["spool.v1.Part"][];
+            /** @description plan: the whole plan. */
+            plan?: components["schemas"]["spool.v1.Plan"];
+            /** @description skill_load. */
+            skill?: components["schemas"]["spool.v1.LoadedSkill"];
             /** @description pending, complete or error. */
             status?: string;
+            /** @description step. */
+            step?: components["schemas"]["spool.v1.Step"];
             /** @description subagent. */
             subagentId?: string;
             /** @description system. */
@@ -1418,11 +1427,11 @@ export interface components {
             summary?: string;
             /** Format: date-time */
             timestamp?: string;
-            /** @description todo. Absent when empty. */
+            /** @description todo; plan: the items of the plan. Absent when empty. */
             todos?: components["schemas"]["spool.v1.TodoItem"][];
             /** @description tool_use. */
             toolName?: string;
-            /** @description tool_use, tool_result, subagent: the agent's own id of the call. */
+            /** @description tool_use, tool_result, subagent, skill_load: the agent's own id of the call. */
             toolUseId?: string;
         };
         "spool.v1.BlockChange": {
@@ -1954,6 +1963,14 @@ export interface components {
             nextPageToken?: string;
             skills?: components["schemas"]["spool.v1.Skill"][];
         };
+        /** @description A skill whose instructions the agent has read. */
+        "spool.v1.LoadedSkill": {
+            name?: string;
+            /** @description Folder of the skill, where the agent names it or Spool knows it. */
+            path?: string;
+            /** @description SHA-256 of the ZIP; absent for a skill that was not pushed to Spool. */
+            version?: string;
+        };
         /** @description Usage of requests to one model on one day (UTC). */
         "spool.v1.MeteredUsage": {
             /** Format: double */
@@ -2039,6 +2056,23 @@ export interface components {
             then?: string;
             /** @description Glob on the name of the tool; empty means every tool. */
             tool?: string;
+        };
+        /** @description The whole plan of a conversation: what the agent intends to do, and how far it is. */
+        "spool.v1.Plan": {
+            /** @description Why the plan is as it is, in the agent's words. */
+            explanation?: string;
+            /** @description The items in the agent's order. Absent when empty. */
+            items?: components["schemas"]["spool.v1.PlanItem"][];
+            title?: string;
+        };
+        "spool.v1.PlanItem": {
+            content?: string;
+            /** @description The agent's own id; absent if the agent has none. */
+            id?: string;
+            /** @description high, medium or low, where the agent ranks its items. */
+            priority?: string;
+            /** @description pending, in_progress, completed or cancelled. */
+            status?: string;
         };
         "spool.v1.PostMessageResponse": {
             /**
@@ -2361,7 +2395,7 @@ export interface components {
              * @description Time of the event.
              */
             time?: string;
-            /** @description The todo lists of the agent and of its sub-agents. */
+            /** @description The plans or todo lists of the agent and of its sub-agents. */
             todos?: components["schemas"]["spool.v1.TodoList"][];
         };
         "spool.v1.SetBudgetResponse": {
@@ -2427,6 +2461,35 @@ export interface components {
             /** @description session, execution, conversation, approval or sandbox. */
             kind?: string;
             to?: string;
+        };
+        /** @description One step of a plan that is being executed. */
+        "spool.v1.Step": {
+            /** @description Conversation of the sub-agent that executes the step, if there is one. */
+            conversationId?: string;
+            /** @description Ids of the steps that must be completed before. Absent when empty. */
+            dependsOn?: string[];
+            /**
+             * Format: date-time
+             * @description When the step was completed, failed or skipped.
+             */
+            endedAt?: string;
+            /** @description failed. */
+            errorCode?: string;
+            /** @description failed; blocked and skipped: why. */
+            errorMessage?: string;
+            /** @description Execution of another session that executes the step, if there is one. */
+            executionId?: string;
+            /** @description Id of the plan's item, which depends_on of other steps refers to. */
+            id?: string;
+            result?: string;
+            /**
+             * Format: date-time
+             * @description When the step began to run.
+             */
+            startedAt?: string;
+            /** @description pending, blocked, ready, running, completed, failed or skipped. */
+            status?: string;
+            title?: string;
         };
         "spool.v1.SyncSessionResponse": {
             position?: string;
@@ -2551,10 +2614,10 @@ export interface components {
             /** @description Type of the event. */
             type?: string;
         };
-        /** @description An entry of an agent's todo list. */
+        /** @description An entry of a todo list, or an item of a plan in the form of one. */
         "spool.v1.TodoItem": {
             content?: string;
-            /** @description pending, in_progress or completed. */
+            /** @description pending, in_progress, completed or cancelled. */
             status?: string;
         };
         "spool.v1.TodoList": {
@@ -2567,8 +2630,8 @@ export interface components {
             /** @description Length of the whole field in bytes. */
             bytes?: number;
             /**
-             * @description content, summary, output, description or message, of which the beginning is included; or input, parts or todos,
-             *     which are omitted.
+             * @description content, summary, output, description or message, of which the beginning is included; or input, parts, todos, plan, step or
+             *     skill, which are omitted.
              */
             field?: string;
         };

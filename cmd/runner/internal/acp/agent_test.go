@@ -108,8 +108,8 @@ func TestResume_FailsWithoutTheConversation(t *testing.T) {
 func TestPlanAndThinking(t *testing.T) {
 	t.Parallel()
 	x := newBench(t, "plain").RunTurnOK("plan", "planned", nil)
-	if b := x.FinishedBlocks(events.KindTodo); len(b) != 1 || !slices.Equal(b[0].Todos, []events.TodoItem{{Content: "Think", Status: "completed"}}) {
-		t.Errorf("todos %+v", b)
+	if b := x.FinishedBlocks(events.KindPlan); len(b) != 1 || !slices.Equal(b[0].Plan.Items, []events.PlanItem{{Content: "Think", Status: events.PlanCompleted, Priority: "high"}}) {
+		t.Errorf("plans %+v", b)
 	}
 	if b := x.FinishedBlocks(events.KindThinking); len(b) != 1 || b[0].Content != "hm, well" {
 		t.Errorf("thinking %+v", b)

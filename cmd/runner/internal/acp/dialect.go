@@ -120,8 +120,10 @@ type ToolInfo struct {
 	Search bool
 	// Failed reports whether a call failed that the agent reports as completed.
 	Failed bool
-	// Todos is the agent's list after the call; nil if the call does not change the list.
-	Todos []events.TodoItem
+	// Plan is the agent's plan after the completed call; nil if the call does not change the plan.
+	Plan *events.Plan
+	// Skill is the skill that the completed call has loaded; nil if the call loads none.
+	Skill *events.LoadedSkill
 	// Subagent is set if the call runs a sub-agent.
 	Subagent *SubagentCall
 }

@@ -115,12 +115,9 @@ func (s *session) finishTurn(e runner.TurnEnd, t *agent.Turn) {
 	t.End(e)
 }
 
-// completeOpenBlocks completes, at the end of a turn, the blocks for which the agent sends no end: the block of the to-do list, and the blocks of
-// calls that have not begun and of sub-agents without a result, which get status error. Turn.End ends all other open blocks with status error.
+// completeOpenBlocks completes, at the end of a turn, the blocks for which the agent sends no end: the blocks of calls that have not begun and of
+// sub-agents without a result, which get status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
-	if s.todo != "" {
-		t.CompleteBlock(s.todo, nil)
-	}
 	for _, f := range s.subs {
 		f.completeText(t, "")
 	}

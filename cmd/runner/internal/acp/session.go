@@ -65,8 +65,7 @@ type turnState struct {
 	subs   map[sdk.SessionId]*conversation // of the sub-agents
 	held   []heldNotice                    // of sub-agents that run in calls which the agent has not reported yet
 	calls  map[callKey]*runningCall
-	todo   string // the open todo block
-	shown  bool   // a message or a call was shown
+	shown  bool // a message or a call was shown
 	began  float64
 	seen   events.Usage // the sum of the notices
 	status int          // the HTTP status by which the model failed

@@ -150,8 +150,8 @@ func (s *session) handleToolUpdate(f *conversation, u toolUpdate, begins bool, t
 	switch {
 	case c.over:
 		s.journalResult(c, tool, t)
-		if tool.Todos != nil && c.status == sdk.ToolCallStatusCompleted {
-			s.journalTodos(tool.Todos, t)
+		if c.status == sdk.ToolCallStatusCompleted {
+			s.journalEffects(c, tool, t)
 		}
 	case c.stated:
 		s.appendOutput(c, t)
@@ -203,6 +203,16 @@ func (s *session) journalResult(c *runningCall, tool ToolInfo, t *agent.Turn) {
 		return
 	}
 	t.CompleteBlock(c.result, func(b *events.Block) { b.Output, b.IsError, b.DurationMs = text, failed, took })
+}
+
+// journalEffects journals the plan and the skill that a call has changed or loaded.
+func (s *session) journalEffects(c *runningCall, tool ToolInfo, t *agent.Turn) {
+	if tool.Plan != nil {
+		t.SetPlan(c.flow.conv, *tool.Plan)
+	}
+	if tool.Skill != nil {
+		t.AddBlock(c.flow.conv, events.Block{Kind: events.KindSkillLoad, ToolUseID: c.ID, Skill: tool.Skill})
+	}
 }
 
 // journalSubagent journals a call that runs a sub-agent.

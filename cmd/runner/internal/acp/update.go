@@ -102,11 +102,11 @@ func (s *session) handleOtherUpdate(kind string, raw json.RawMessage, f *convers
 		if err != nil {
 			return err
 		}
-		items := make([]events.TodoItem, 0, len(p.Entries))
+		var plan events.Plan
 		for _, e := range p.Entries {
-			items = append(items, events.TodoItem{Content: e.Content, Status: string(e.Status)})
+			plan.Items = append(plan.Items, events.PlanItem{Content: e.Content, Status: events.ParsePlanStatus(string(e.Status)), Priority: string(e.Priority)})
 		}
-		s.journalTodos(items, t)
+		t.SetPlan(f.conv, plan)
 	case "usage_update":
 		u, err := decode[sdk.SessionUsageUpdate](raw, kind)
 		if err != nil {
@@ -198,13 +198,4 @@ func (f *conversation) completeText(t *agent.Turn, anchor string) {
 		f.answered = f.message
 	}
 	f.block, f.said = "", nil
-}
-
-// journalTodos journals the agent's to-do list. The first call in a turn opens a block, and later calls update that block.
-func (s *session) journalTodos(items []events.TodoItem, t *agent.Turn) {
-	if s.todo == "" {
-		s.todo = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
-		return
-	}
-	t.UpdateBlock(s.todo, events.BlockUpdates{Todos: items})
 }

@@ -97,6 +97,17 @@ func (l Launch) MainAgentSkills() []runner.Skill {
 	return slices.DeleteFunc(slices.Clone(l.Skills), func(s runner.Skill) bool { return s.Unlisted })
 }
 
+// LoadedSkill returns the skill with the given name and folder, in the form that events have. It has a version if it is a skill of the launch.
+func (l Launch) LoadedSkill(name, dir string) *events.LoadedSkill {
+	skill := &events.LoadedSkill{Name: name, Path: dir}
+	for _, s := range l.Skills {
+		if s.Name == name && s.Dir == dir {
+			skill.Version = s.Version
+		}
+	}
+	return skill
+}
+
 // Command is the command line, environment and files of an agent's process. The supervisor starts the process in the
 // workspace, in a session and process group of its own, with pipes as its stdio.
 type Command struct {

@@ -37,6 +37,13 @@ func TestTurnRedactsEverything(t *testing.T) {
 	turn.CompleteBlock(id, func(b *events.Block) { b.Description = description })
 	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolResult, Output: hidden})
 	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: []events.TodoItem{{Content: hidden}}})
+	plan := events.Plan{Title: hidden, Explanation: hidden, Items: []events.PlanItem{{ItemID: hidden, Content: hidden, Priority: hidden}}}
+	turn.SetPlan(events.MainConversation, plan)
+	turn.SetPlan(events.MainConversation, plan)
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindStep, Step: &events.Step{
+		StepID: hidden, Title: hidden, DependsOn: []string{hidden}, SubConversationID: hidden, SubExecutionID: hidden, Result: hidden, ErrorCode: hidden, ErrorMessage: hidden,
+	}})
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindSkillLoad, ToolUseID: hidden, Skill: &events.LoadedSkill{Name: hidden, Version: hidden, Path: hidden}})
 	turn.Emit(events.MainConversation, events.Log{Level: "info", Message: strings.Repeat("x", 16<<10-5) + hidden})
 	turn.Emit(events.MainConversation, events.Error{Code: "X", Message: hidden})
 	turn.Emit(events.MainConversation, events.SubagentSpawned{SubagentID: name, Conversation: name, Prompt: hidden})
@@ -44,7 +51,7 @@ func TestTurnRedactsEverything(t *testing.T) {
 	turn.Emit(events.MainConversation, events.MetadataUpdate{Model: hidden})
 	turn.End(runner.TurnEnd{Outcome: runner.OutcomeCompleted, Result: hidden, Message: hidden})
 	lines := j.Lines()
-	if len(lines) < 12 {
+	if len(lines) < 16 {
 		t.Fatalf("only %d lines", len(lines))
 	}
 	for _, l := range lines {
@@ -59,7 +66,7 @@ func TestTurnRedactsEverything(t *testing.T) {
 	}
 	for _, l := range lines {
 		if l.Type == (events.BlockComplete{}).EventType() {
-			if b := data[events.BlockComplete](t, l).Block; string(b.Input) != `{"command":"[redacted]"}` || b.ID != id {
+			if b := data[events.BlockComplete](t, l).Block; b.Kind == events.KindToolUse && (string(b.Input) != `{"command":"[redacted]"}` || b.ID != id) {
 				t.Errorf("block %+v", b)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -18,6 +19,13 @@ var errLineTooLong = errors.New("longer than a line may be; it was cut")
 
 // truncationNote is appended to the text of a block that the runner cut because it was too long.
 const truncationNote = "\n[cut by the runner: too long]"
+
+// Limits of a plan. A plan of this size fits into a line even if every byte is escaped.
+const (
+	maxPlanItems   = 500
+	maxPlanContent = 1 << 10 // bytes of the content of an item
+	maxPlanWord    = 256     // bytes of the id and of the priority of an item
+)
 
 // blockText is the text of a block: known holds its complete runes so far, of which the first sent bytes are in the
 // journal, and half holds the beginning of an incomplete rune. The text is already redacted, so offsets count redacted
@@ -130,6 +138,12 @@ func applyBlockUpdates(b *events.Block, u events.BlockUpdates) {
 	if u.Todos != nil {
 		b.Todos = u.Todos
 	}
+	if u.Plan != nil {
+		b.Plan = u.Plan
+	}
+	if u.Step != nil {
+		b.Step = u.Step
+	}
 }
 
 // encodeLine encodes the data of a journal line as JSON in valid UTF-8. If the result is too long for a line,
@@ -180,6 +194,37 @@ func truncateFields(data any, limit int) (any, bool) {
 			*m, cut = json.RawMessage(`{"cut":"too long to be kept"}`), true
 		}
 	}
+	plan := func(p **events.Plan) {
+		if *p == nil {
+			return
+		}
+		out := **p
+		long(&out.Title, &out.Explanation)
+		if len(out.Items) > maxPlanItems {
+			out.Items, cut = out.Items[:maxPlanItems], true
+		}
+		out.Items = slices.Clone(out.Items)
+		short := func(f *string, limit int) {
+			if len(*f) > limit {
+				*f, cut = truncate.Text(*f, limit), true
+			}
+		}
+		for i := range out.Items {
+			item := &out.Items[i]
+			short(&item.Content, maxPlanContent)
+			short(&item.ItemID, maxPlanWord)
+			short(&item.Priority, maxPlanWord)
+		}
+		*p = &out
+	}
+	step := func(s **events.Step) {
+		if *s == nil {
+			return
+		}
+		out := **s
+		long(&out.Title, &out.Result, &out.ErrorMessage)
+		*s = &out
+	}
 	block := func(b *events.Block) {
 		b.Description = truncate.Text(b.Description, maxDescription)
 		if len(b.Anchor) > maxAnchor {
@@ -187,6 +232,13 @@ func truncateFields(data any, limit int) (any, bool) {
 		}
 		long(&b.Content, &b.Summary, &b.Output, &b.Message, &b.DisplayName, &b.Name, &b.ToolName, &b.ToolUseID)
 		raw(&b.Input)
+		plan(&b.Plan)
+		step(&b.Step)
+		if b.Skill != nil {
+			skill := *b.Skill
+			long(&skill.Name, &skill.Version, &skill.Path)
+			b.Skill = &skill
+		}
 	}
 	switch d := data.(type) {
 	case events.BlockStart:
@@ -208,6 +260,8 @@ func truncateFields(data any, limit int) (any, bool) {
 			d.Updates.Description = &s
 		}
 		raw(&d.Updates.Input)
+		plan(&d.Updates.Plan)
+		step(&d.Updates.Step)
 		data = d
 	case events.Log:
 		d.Message = Truncate(d.Message, maxLogMessage)

@@ -159,6 +159,11 @@ func (t *Turn) appendOrHold(line runner.JournalLine) {
 func (t *Turn) OpenBlock(conversation string, b events.Block) string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	return t.openBlock(conversation, b)
+}
+
+// openBlock is OpenBlock for a caller that holds mu.
+func (t *Turn) openBlock(conversation string, b events.Block) string {
 	b = t.withTurnFields(conversation, b, events.StatusPending)
 	if t.end == nil {
 		o := &openBlock{block: b, conversation: conversation, text: blockText{redact: t.cfg.Redact.NewStream()}}
@@ -216,8 +221,13 @@ func (t *Turn) UpdateBlock(id string, u events.BlockUpdates) {
 		t.journalUnknownBlock("update", id, "")
 		return
 	}
+	t.updateBlock(b, u)
+}
+
+// updateBlock is UpdateBlock for a caller that holds mu.
+func (t *Turn) updateBlock(b *openBlock, u events.BlockUpdates) {
 	applyBlockUpdates(&b.block, u)
-	t.flushAndJournalLine(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: id, Updates: u})
+	t.flushAndJournalLine(events.BlockUpdate{}.EventType(), b.conversation, events.BlockUpdate{BlockID: b.block.ID, Updates: u})
 }
 
 // CompleteBlock finishes an open block. If change is not nil, it is called with the finished block and may correct
@@ -233,17 +243,44 @@ func (t *Turn) CompleteBlock(id string, change func(*events.Block)) {
 	t.finishBlock(b, events.StatusComplete, change)
 }
 
-// Emit journals an event that is not a block.
+// SetPlan journals the whole plan of a conversation. The first plan opens a block, and a later plan replaces that of the block. The end of the
+// conversation or of the turn completes the block.
+func (t *Turn) SetPlan(conversation string, p events.Plan) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if b := t.findOpenPlan(conversation); b != nil {
+		t.updateBlock(b, events.BlockUpdates{Plan: &p})
+		return
+	}
+	t.openBlock(conversation, events.Block{Kind: events.KindPlan, Plan: &p})
+}
+
+// findOpenPlan returns the open block of kind plan of a conversation, or nil if there is none.
+func (t *Turn) findOpenPlan(conversation string) *openBlock {
+	for _, b := range t.open {
+		if b.block.Kind == events.KindPlan && b.conversation == conversation {
+			return b
+		}
+	}
+	return nil
+}
+
+// Emit journals an event that is not a block. The end of a sub-agent completes the plan of its conversation.
 func (t *Turn) Emit(conversation string, p events.Payload) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if w, ok := p.(events.TranscriptWritten); ok && w.AgentSessionID != "" {
 		t.agent = w.AgentSessionID
 	}
+	if ended, ok := p.(events.SubagentCompleted); ok {
+		if plan := t.findOpenPlan(ended.Conversation); plan != nil {
+			t.finishBlock(plan, events.StatusComplete, nil)
+		}
+	}
 	t.flushAndJournalLine(p.EventType(), conversation, p)
 }
 
-// End ends the turn. Blocks that are still open are finished with status error and the text so far, and open requests are
+// End ends the turn. Blocks that are still open are finished with status error and the text so far (see AbortBlocks), and open requests are
 // retracted. What comes after the first call of End goes to TurnConfig.Idle.
 func (t *Turn) End(e runner.TurnEnd) {
 	t.mu.Lock()
@@ -285,7 +322,8 @@ func (t *Turn) finishTurn(e runner.TurnEnd) (replies []func()) {
 	return replies
 }
 
-// AbortBlocks finishes the blocks that are still open with status error and the text so far.
+// AbortBlocks finishes the blocks that are still open with status error and the text so far. A plan and a loaded skill are whole at any time:
+// their blocks get status complete.
 func (t *Turn) AbortBlocks() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -295,7 +333,11 @@ func (t *Turn) AbortBlocks() {
 // finishOpenBlocks is AbortBlocks for a caller that holds mu.
 func (t *Turn) finishOpenBlocks() {
 	for len(t.open) > 0 {
-		t.finishBlock(t.open[0], events.StatusError, nil)
+		status := events.StatusError
+		if kind := t.open[0].block.Kind; kind == events.KindPlan || kind == events.KindSkillLoad {
+			status = events.StatusComplete
+		}
+		t.finishBlock(t.open[0], status, nil)
 	}
 }
 

@@ -169,6 +169,68 @@ func TestTurnCutsWhatDoesNotFitAndSaysSo(t *testing.T) {
 	}
 }
 
+// planOf returns a plan with one item.
+func planOf(content string) events.Plan {
+	return events.Plan{Items: []events.PlanItem{{Content: content, Status: events.PlanPending}}}
+}
+
+func TestTurn_HasOnePlanForEachConversation(t *testing.T) {
+	t.Parallel()
+	var j agenttest.Journal
+	turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+	turn.SetPlan(events.MainConversation, planOf("first"))
+	turn.SetPlan("sub", planOf("of the sub-agent"))
+	turn.SetPlan(events.MainConversation, planOf("second"))
+	turn.Emit(events.MainConversation, events.SubagentCompleted{SubagentID: "sub", Conversation: "sub"})
+	turn.SetPlan(events.MainConversation, events.Plan{})
+	turn.End(runner.TurnEnd{Outcome: runner.OutcomeKilled})
+	lines := j.Lines()
+	if got, want := types(lines), "block_start block_start block_update block_complete subagent_completed block_update block_complete turn_ended"; got != want {
+		t.Fatalf("journal %s, want %s", got, want)
+	}
+	main, sub := data[events.BlockStart](t, lines[0]).Block, data[events.BlockStart](t, lines[1]).Block
+	if u := data[events.BlockUpdate](t, lines[2]); u.BlockID != main.ID || u.Updates.Plan.Items[0].Content != "second" {
+		t.Errorf("update %+v", u)
+	}
+	if b := data[events.BlockComplete](t, lines[3]).Block; b.ID != sub.ID || b.ConversationID != "sub" || b.Status != events.StatusComplete || b.Plan.Items[0].Content != "of the sub-agent" {
+		t.Errorf("the sub-agent's plan is %+v", b)
+	}
+	if b := data[events.BlockComplete](t, lines[6]).Block; b.ID != main.ID || b.Kind != events.KindPlan || b.Status != events.StatusComplete || b.Plan == nil || len(b.Plan.Items) != 0 {
+		t.Errorf("the agent's plan is %+v", b)
+	}
+}
+
+func TestTurnCutsAPlanThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{"plain": "x", "escaped six times": "\x00", "no UTF-8": "\xff"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var j agenttest.Journal
+			turn := agenttest.NewJournalTurn(t, &j, "exe_1")
+			long := strings.Repeat(text, 2<<20)
+			p := events.Plan{Title: long, Explanation: long}
+			for range 2000 {
+				p.Items = append(p.Items, events.PlanItem{ItemID: long, Content: long, Status: events.PlanPending, Priority: long})
+			}
+			turn.SetPlan(events.MainConversation, p)
+			lines := j.Lines()
+			if got, want := types(lines), "error block_start"; got != want {
+				t.Fatalf("journal %s, want %s", got, want)
+			}
+			if e := data[events.Error](t, lines[0]); e.Code != "OUTPUT_CUT" {
+				t.Errorf("note %+v", e)
+			}
+			b := data[events.BlockStart](t, lines[1]).Block
+			if raw, err := json.Marshal(lines[1]); err != nil || len(raw) > runner.MaxLineLength || len(b.Plan.Items) != 500 {
+				t.Errorf("a line of %d bytes with %d items, %v", len(raw), len(b.Plan.Items), err)
+			}
+			if len(p.Items) != 2000 || len(p.Items[0].Content) != len(long) {
+				t.Error("the adapter's plan was changed")
+			}
+		})
+	}
+}
+
 func TestTurnKeepsInputReadable(t *testing.T) {
 	t.Parallel()
 	for in, want := range map[string]string{

@@ -372,17 +372,17 @@ func (b *Harness) HasFile(name string) bool {
 // WriteFile writes a file into the agent's workspace.
 func (b *Harness) WriteFile(name, content string) {
 	b.t.Helper()
-	b.writePath(filepath.Join(b.Folders.Workspace, name), content)
+	writePath(b.t, filepath.Join(b.Folders.Workspace, name), content)
 }
 
 // writePath writes a file at an absolute path, and creates the folders above it.
-func (b *Harness) writePath(path, content string) {
-	b.t.Helper()
+func writePath(t testing.TB, path, content string) {
+	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		b.t.Fatal(err)
+		t.Fatal(err)
 	}
 }
 

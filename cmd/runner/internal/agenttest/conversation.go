@@ -148,8 +148,8 @@ func checkOneProcess(t *testing.T, s AgentUnderTest, c Conversation, confined *C
 		CheckSubagent(t, b, same(b.RunTurnOK("delegate this please", "reported", nil)))
 	}
 	if c.Plan {
-		plan := same(b.RunTurnOK("make a plan please", "Planned", nil)).FinishedBlocks(events.KindTodo)
-		if len(plan) != 1 || len(plan[0].Todos) != 2 || plan[0].Todos[1].Status != "completed" {
+		plan := same(b.RunTurnOK("make a plan please", "Planned", nil)).FinishedBlocks(events.KindPlan)
+		if len(plan) != 1 || len(plan[0].Plan.Items) != 2 || plan[0].Plan.Items[1].Status != events.PlanCompleted {
 			t.Errorf("plans %+v", plan)
 		}
 	}

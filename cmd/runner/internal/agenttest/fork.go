@@ -189,7 +189,7 @@ func checkProvided(t *testing.T, s AgentUnderTest, p ProvidedCheck) {
 		t.Fatal("the transcript was not poisoned")
 	}
 	path := filepath.Join(b.Folders.State, agent.ProvidedTranscript)
-	b.writePath(path, string(given))
+	writePath(b.t, path, string(given))
 	query := func(q *runner.Query) {
 		q.SessionID, q.Resume, q.Fork = "ses_new", session, &runner.Fork{Provided: true}
 	}

@@ -200,7 +200,8 @@ func (g Goldens) replayRecording(t testing.TB, place agent.Folders, steps []Reco
 	t.Helper()
 	var journal Journal
 	var stdin Stdin
-	session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: firstQuery(steps).Permissions}, &stdin)
+	first := firstQuery(steps)
+	session := g.Adapter.OpenSession(agent.Launch{Folders: place, Model: g.Model, Permissions: first.Permissions, Skills: first.Skills}, &stdin)
 	turn := agent.NewTurn(t.Context(), agent.TurnConfig{})
 	for i, step := range steps {
 		var err error

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -29,6 +30,8 @@ var recordFlag = flag.Bool("record", false, "record the agent's CLI again before
 type Scenario struct {
 	Model       string // "" for Goldens.Model
 	Permissions events.Permissions
+	Files       map[string]string // content by the path in the workspace; a replay has no files
+	Skills      []runner.Skill    // with paths in the workspace
 	Asks        []ScenarioQuery
 }
 
@@ -139,11 +142,18 @@ func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scena
 		Folders:     place,
 		Model:       scenario.Model,
 		Permissions: scenario.Permissions,
+		Skills:      slices.Clone(scenario.Skills),
 		Environ:     []string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir()},
 		Env:         s.Env(web.URL),
 	}
 	if launch.Model == "" {
 		launch.Model = g.Model
+	}
+	for path, content := range scenario.Files {
+		writePath(t, filepath.Join(place.Workspace, path), content)
+	}
+	for i := range launch.Skills {
+		launch.Skills[i].Dir = filepath.Join(place.Workspace, launch.Skills[i].Dir)
 	}
 	command, err := s.Adapter.Command(launch)
 	if err != nil {
@@ -165,7 +175,7 @@ func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scena
 	r := &recorder{t: t, recording: g.Recording, place: place, stdin: stdin, stdout: bufio.NewReaderSize(stdout, 1<<20)}
 	r.session = s.Adapter.OpenSession(launch, r)
 	for i, ask := range scenario.Asks {
-		r.recordTurn(i, scenario.Permissions, ask)
+		r.recordTurn(i, launch, ask)
 	}
 	if err := stdin.Close(); err != nil {
 		t.Error(err)
@@ -182,11 +192,11 @@ func recordScenario(t *testing.T, s AgentUnderTest, g Goldens, dir string, scena
 	}
 }
 
-// recordTurn sends the query number i of the scenario, counted from 0, and records steps until its turn has ended.
-func (r *recorder) recordTurn(i int, permissions events.Permissions, ask ScenarioQuery) {
+// recordTurn sends the query number i of the scenario, counted from 0, to the process of the launch l, and records steps until its turn has ended.
+func (r *recorder) recordTurn(i int, l agent.Launch, ask ScenarioQuery) {
 	t := r.t
 	q := runner.Query{
-		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Permissions: permissions,
+		ExecutionID: fmt.Sprintf("exe_%d", i+1), Attempt: 1, Content: ask.Text, Parts: ask.Parts, Permissions: l.Permissions, Skills: l.Skills,
 		SubagentDepth: ask.SubagentDepth,
 	}
 	var journal Journal

@@ -148,7 +148,7 @@ func (a Adapter) OpenSession(l agent.Launch, in agent.Stdin) agent.Session {
 		a.Now = time.Now
 	}
 	s := newSession(l.Folders, in, a.Now)
-	s.scope = newPolicyScope(l)
+	s.launch, s.scope = l, newPolicyScope(l)
 	s.lost = whyNotResumable(l)
 	s.sendInitialize(newHandshakeContent(l))
 	return s

@@ -186,12 +186,15 @@ func realSkills(t *testing.T) {
 		call("read the words", "Read", map[string]any{"file_path": filepath.Join(dir, "words.txt")}),
 		call("change the words", "Write", map[string]any{"file_path": filepath.Join(dir, "words.txt"), "content": "no"})))
 	with := func(q *runner.Query) {
-		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir}}
+		q.Skills = []runner.Skill{{Name: "greet", Description: "GREETS-PEOPLE", Dir: dir, Version: "0a1b"}}
 	}
 	b.RunTurnOK("hello", "hello", with)
 	requests(t, b, "GREETS-PEOPLE")
-	b.RunTurn("use the skill", with)
+	x := b.RunTurn("use the skill", with)
 	requests(t, b, "SKILL-BODY")
+	if l := x.FinishedBlocks(events.KindSkillLoad); len(l) != 1 || *l[0].Skill != (events.LoadedSkill{Name: "greet", Version: "0a1b", Path: dir}) || l[0].ToolUseID == "" {
+		t.Errorf("loaded skills %+v", l)
+	}
 	b.RunTurnOK("read the words", "WORDS-OF-THE-SKILL", with)
 	if d := b.RunTurnOK("change the words", "outside of the workspace", with).PermissionDecisions(); len(d) != 1 || d[0].Decision != "deny" {
 		t.Errorf("decisions %+v", d)

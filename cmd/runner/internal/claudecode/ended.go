@@ -95,9 +95,6 @@ func (s *session) handleResult(l outputLine, raw []byte, t *agent.Turn) error {
 // completeOpenBlocks completes, at the end of a turn, the blocks for which the CLI prints no end: the to-do list, and the block of
 // each sub-agent without a result, which gets status error. Turn.End ends all other open blocks with status error.
 func (s *session) completeOpenBlocks(t *agent.Turn) {
-	if s.turn.todo != "" {
-		t.CompleteBlock(s.turn.todo, nil)
-	}
 	for _, c := range s.openSubagents() {
 		if c.result != nil { // its transcript has been written, but does not end with the text of the result
 			s.finishSubagent(c, t)

@@ -16,11 +16,12 @@ import (
 
 // session implements agent.Session for one process of Claude Code.
 type session struct {
-	place agent.Folders
-	scope policyScope // scope of the policy
-	in    agent.Stdin
-	now   func() time.Time
-	lost  string // why the earlier session cannot be resumed, until that is reported
+	place  agent.Folders
+	launch agent.Launch
+	scope  policyScope // scope of the policy
+	in     agent.Stdin
+	now    func() time.Time
+	lost   string // why the earlier session cannot be resumed, until that is reported
 
 	mu          sync.Mutex // guards the fields below, which Interrupt shares with HandleLine
 	requests    int
@@ -31,10 +32,10 @@ type session struct {
 	// State of the process.
 	agentSession string
 	model        string
-	version      string     // as the process reported it
-	spent        usageTotal // at the end of the previous turn
-	tasks        todoTasks  // the agent's list
-	plan         string     // path of the plan that the agent wrote last, in plan mode
+	version      string            // as the process reported it
+	spent        usageTotal        // at the end of the previous turn
+	tasks        []events.PlanItem // of the tools TaskCreate and TaskUpdate
+	plan         string            // path of the plan that the agent wrote last, in plan mode
 
 	subagents map[string]subagentInfo // sub-agents that the process has started, by the CLI's id
 
@@ -52,8 +53,8 @@ type turnState struct {
 	held          []heldHook                  // calls of sub-agents that wait until they are journaled
 	early         map[string][]transcriptLine // lines of transcripts of sub-agents that wait for their call, by the CLI's id
 	earlyBytes    int                         // size of early
+	skills        []skillLoad                 // skills whose folder the CLI has not printed yet
 	maxDepth      uint32                      // levels of sub-agents that may be started; 0 for no limit
-	todo          string                      // the open todo block
 	seen          events.Usage                // the sum over the messages
 	model         string                      // the model that answered last
 	why           string                      // why the CLI answered in place of the model

@@ -3,6 +3,7 @@ package claudecode
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -255,8 +256,58 @@ func TestTodoWrite_UpdatesOneBlock(t *testing.T) {
 	st := newStage(t).begin().prints(call("t1", `[{"content":"a","status":"pending"}]`)...)
 	st.prints(call("t2", `[{"content":"a","status":"completed"},{"content":"b","status":"pending"}]`)...).prints(done)
 	blocks := of[events.BlockComplete](st, "block_complete")
-	if len(blocks) != 1 || blocks[0].Block.Kind != events.KindTodo || len(blocks[0].Block.Todos) != 2 || blocks[0].Block.Todos[0].Status != "completed" || blocks[0].Block.Status != events.StatusComplete {
+	want := events.Plan{Items: []events.PlanItem{{Content: "a", Status: events.PlanCompleted}, {Content: "b", Status: events.PlanPending}}}
+	if len(blocks) != 1 || blocks[0].Block.Kind != events.KindPlan || !reflect.DeepEqual(*blocks[0].Block.Plan, want) || blocks[0].Block.Status != events.StatusComplete {
 		t.Errorf("blocks %+v", blocks)
+	}
+}
+
+// Each agent has a list of TodoWrite of its own, but the tasks of TaskCreate belong to the agent and its sub-agents.
+func TestPlans_OfSubagents(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin().prints(startOf("t1"), mirrored("a1", metadataLine("t1", 1)), partLine("m", callPart("t2", "TodoWrite", `{"todos":[{"content":"main","status":"pending"}]}`)), resultOf("t2", "ok"),
+		mirrored("a1", partLine("m1", callPart("t3", "TodoWrite", `{"todos":[{"content":"sub","status":"odd"}]}`)), resultOf("t3", "ok")),
+		mirrored("a1", partLine("m1", callPart("t4", "TaskUpdate", `{"taskId":"7","status":"in_progress"}`)), resultOf("t4", "ok")), done)
+	plans := map[string]events.Plan{}
+	for _, b := range of[events.BlockComplete](st, "block_complete") {
+		if b.Block.Kind == events.KindPlan {
+			plans[b.Block.ConversationID] = *b.Block.Plan
+		}
+	}
+	want := map[string]events.Plan{
+		events.MainConversation: {Items: []events.PlanItem{{ItemID: "7", Content: "Task #7", Status: events.PlanInProgress}}},
+		"t1":                    {Items: []events.PlanItem{{Content: "sub", Status: events.PlanPending}}},
+	}
+	if !reflect.DeepEqual(plans, want) {
+		t.Errorf("plans %+v, want %+v", plans, want)
+	}
+}
+
+func TestTasks_AreCreatedChangedAndRemoved(t *testing.T) {
+	t.Parallel()
+	st := newStage(t).begin()
+	for i, c := range []struct{ tool, input, result string }{
+		{"TaskCreate", `{"subject":"a"}`, `{"task":{"id":"1"}}`},
+		{"TaskCreate", `{"subject":"b"}`, `{"task":{"id":"2"}}`},
+		{"TaskCreate", `{"subject":"without an id"}`, `{"task":7}`},
+		{"TaskUpdate", `{"taskId":"2","status":"completed","subject":"B"}`, `{}`},
+		{"TaskUpdate", `{"taskId":"1","status":"deleted"}`, `{}`},
+		{"TaskUpdate", `{"taskId":"9","subject":"unknown, without a status"}`, `{}`},
+		{"TaskUpdate", `{"taskId":7}`, `{}`},
+	} {
+		id := fmt.Sprint("t", i)
+		st.prints(partLine("m", callPart(id, c.tool, c.input)),
+			fmt.Sprintf(`{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":%q,"content":"ok"}]},"tool_use_result":%s}`, id, c.result))
+	}
+	st.prints(done)
+	var last events.Plan
+	for _, b := range of[events.BlockComplete](st, "block_complete") {
+		if b.Block.Kind == events.KindPlan {
+			last = *b.Block.Plan
+		}
+	}
+	if want := (events.Plan{Items: []events.PlanItem{{ItemID: "2", Content: "B", Status: events.PlanCompleted}}}); !reflect.DeepEqual(last, want) {
+		t.Errorf("the plan is %+v, want %+v", last, want)
 	}
 }
 

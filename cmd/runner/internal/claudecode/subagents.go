@@ -207,6 +207,7 @@ func (s *session) handleSubagentInput(c *conversation, e transcriptLine, m apiMe
 		case p.Type == "text" && !e.IsMeta:
 			t.AddBlock(c.id, events.Block{Kind: events.KindUserMessage, Content: p.Text})
 		default:
+			s.completeSkillLoad(c.id, p.Text, t)
 			journalLogf(t, "debug", "a sub-agent told the model: %s", p.Text+p.Content.text())
 		}
 	}

@@ -3,6 +3,7 @@ package claudecode
 import (
 	"encoding/json"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,7 +24,7 @@ func displayName(tool string) string {
 	return tool
 }
 
-// toolArguments holds the arguments of calls of sub-agents and of lists of tasks.
+// toolArguments holds the arguments of calls of sub-agents, plans and skills.
 type toolArguments struct {
 	Description string `json:"description"`
 	Subject     string `json:"subject"`
@@ -34,6 +35,7 @@ type toolArguments struct {
 	TaskID string            `json:"taskId"` // TaskUpdate
 	Status string            `json:"status"`
 	Todos  []events.TodoItem `json:"todos"` // TodoWrite
+	Skill  string            `json:"skill"` // Skill
 }
 
 // parseToolArguments decodes the known arguments in the input of a call. Arguments of another type are ignored.
@@ -82,6 +84,7 @@ func (s *session) handleUserLine(l outputLine, t *agent.Turn) error {
 		case p.Type == "text" && strings.HasPrefix(p.Text, "[Request interrupted by user"):
 			t.AddBlock(c.id, events.Block{Kind: events.KindSystem, Subtype: "interrupted", Message: p.Text, Anchor: anchor})
 		default:
+			s.completeSkillLoad(c.id, p.Text, t)
 			journalLogf(t, "debug", "the agent told the model: %s", p.Text+p.Content.text())
 		}
 	}
@@ -96,7 +99,7 @@ type callResult struct {
 	took       time.Duration
 }
 
-// journalToolResult journals the result of a tool call, and updates the agent's to-do list from the structured result. The result of a sub-agent
+// journalToolResult journals the result of a tool call, and the plan or the skill that the call has changed or loaded. The result of a sub-agent
 // ends the sub-agent's conversation.
 func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn) {
 	var took time.Duration
@@ -114,30 +117,24 @@ func (s *session) journalToolResult(c *conversation, p callResult, t *agent.Turn
 	t.AddBlock(c.id, events.Block{
 		Kind: events.KindToolResult, ToolUseID: p.ToolUseID, Output: p.Content.text(), IsError: p.IsError, DurationMs: millis(took), Anchor: p.anchor,
 	})
-	if known != nil && !p.IsError && s.tasks.applyCall(*known, p.structured) {
-		s.journalTodos(t)
+	if known != nil && !p.IsError {
+		s.journalPlan(c.id, *known, p.structured, t)
+		s.beginSkillLoad(c.id, p.ToolUseID, *known, t)
 	}
 }
 
-// todoTask is an entry of the agent's to-do list.
-type todoTask struct {
-	id   string
-	item events.TodoItem
-}
-
-// todoTasks is the agent's to-do list, which several tools of the CLI change.
-type todoTasks []todoTask
-
-// applyCall updates the list after a successful tool call, and reports whether the call was one that changes the list. structured is the call's
-// result in the tool's own format.
-func (l *todoTasks) applyCall(c runningCall, structured json.RawMessage) bool {
+// journalPlan journals the plan that a successful call of a conversation has changed, if the tool is one that changes a plan. structured is the
+// call's result in the tool's own format. Each agent has its own list of TodoWrite; the tasks are shared by the agent and its sub-agents.
+func (s *session) journalPlan(conversation string, c runningCall, structured json.RawMessage, t *agent.Turn) {
 	a := parseToolArguments(c.input)
 	switch c.name {
 	case "TodoWrite":
-		*l = nil
+		var p events.Plan
 		for _, item := range a.Todos {
-			*l = append(*l, todoTask{item: item})
+			p.Items = append(p.Items, events.PlanItem{Content: item.Content, Status: events.ParsePlanStatus(item.Status)})
 		}
+		t.SetPlan(conversation, p)
+		return
 	case "TaskCreate":
 		var made struct {
 			Task struct {
@@ -145,55 +142,36 @@ func (l *todoTasks) applyCall(c runningCall, structured json.RawMessage) bool {
 			} `json:"task"`
 		}
 		if json.Unmarshal(structured, &made) != nil || made.Task.ID == "" {
-			return false
-		}
-		*l = append(*l, todoTask{id: made.Task.ID, item: events.TodoItem{Content: a.Subject, Status: "pending"}})
-	case "TaskUpdate":
-		l.updateTask(a)
-	default:
-		return false
-	}
-	return true
-}
-
-// updateTask changes or removes one entry according to the arguments of a call of TaskUpdate. If the entry is not known, because an earlier process
-// created it, updateTask adds one.
-func (l *todoTasks) updateTask(a toolArguments) {
-	for i := range *l {
-		t := &(*l)[i]
-		if t.id != a.TaskID {
-			continue
-		}
-		if a.Status == "deleted" {
-			*l = append((*l)[:i], (*l)[i+1:]...)
 			return
 		}
-		if a.Status != "" {
-			t.item.Status = a.Status
-		}
-		if a.Subject != "" {
-			t.item.Content = a.Subject
-		}
+		s.tasks = append(s.tasks, events.PlanItem{ItemID: made.Task.ID, Content: a.Subject, Status: events.PlanPending})
+	case "TaskUpdate":
+		s.updateTask(a)
+	default:
 		return
 	}
-	if a.Status != "deleted" && a.Status != "" {
-		content := a.Subject
-		if content == "" {
-			content = "Task #" + a.TaskID
-		}
-		*l = append(*l, todoTask{id: a.TaskID, item: events.TodoItem{Content: content, Status: a.Status}})
-	}
+	t.SetPlan(events.MainConversation, events.Plan{Items: slices.Clone(s.tasks)})
 }
 
-// journalTodos journals the agent's to-do list. The first call in a turn opens a block, and later calls update that block.
-func (s *session) journalTodos(t *agent.Turn) {
-	items := make([]events.TodoItem, 0, len(s.tasks))
-	for _, task := range s.tasks {
-		items = append(items, task.item)
-	}
-	if s.turn.todo == "" {
-		s.turn.todo = t.OpenBlock(events.MainConversation, events.Block{Kind: events.KindTodo, Todos: items})
+// updateTask changes or removes one task according to the arguments of a call of TaskUpdate. If the task is not known, because an earlier process
+// created it, updateTask adds one.
+func (s *session) updateTask(a toolArguments) {
+	i := slices.IndexFunc(s.tasks, func(task events.PlanItem) bool { return task.ItemID == a.TaskID })
+	switch {
+	case a.Status == "deleted":
+		s.tasks = slices.DeleteFunc(s.tasks, func(task events.PlanItem) bool { return task.ItemID == a.TaskID })
 		return
+	case i < 0 && a.Status == "":
+		return
+	case i < 0:
+		i = len(s.tasks)
+		s.tasks = append(s.tasks, events.PlanItem{ItemID: a.TaskID, Content: "Task #" + a.TaskID})
 	}
-	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
+	task := &s.tasks[i]
+	if a.Status != "" {
+		task.Status = events.ParsePlanStatus(a.Status)
+	}
+	if a.Subject != "" {
+		task.Content = a.Subject
+	}
 }

@@ -84,9 +84,6 @@ func (s *session) completeOpenBlocks(interrupted bool, t *agent.Turn) {
 		}
 		journalUnfinishedCall(w, interrupted, t)
 	}
-	if s.turn.todo != "" {
-		t.CompleteBlock(s.turn.todo, nil)
-	}
 	for _, thread := range slices.Sorted(maps.Keys(s.turn.conversations)) {
 		c := s.turn.conversations[thread]
 		if c.turn != "" {

@@ -146,21 +146,17 @@ func (s *session) appendOutput(n notification, t *agent.Turn) {
 	t.AppendText(w.block, text)
 }
 
-// journalPlan journals the agent's plan as a to-do list. The first call in a turn opens a block, and later calls update that block.
+// journalPlan journals the plan of a thread.
 func (s *session) journalPlan(n notification, t *agent.Turn) {
-	items := make([]events.TodoItem, 0, len(n.Plan))
-	for _, p := range n.Plan {
-		status := p.Status
-		if status == "inProgress" {
-			status = "in_progress"
+	p := events.Plan{Explanation: n.Explanation}
+	for _, item := range n.Plan {
+		status := events.ParsePlanStatus(item.Status)
+		if item.Status == "inProgress" {
+			status = events.PlanInProgress
 		}
-		items = append(items, events.TodoItem{Content: p.Step, Status: status})
+		p.Items = append(p.Items, events.PlanItem{Content: item.Step, Status: status})
 	}
-	if s.turn.todo == "" {
-		s.turn.todo = t.OpenBlock(s.conversationID(n.ThreadID), events.Block{Kind: events.KindTodo, Todos: items})
-		return
-	}
-	t.UpdateBlock(s.turn.todo, events.BlockUpdates{Todos: items})
+	t.SetPlan(s.conversationID(n.ThreadID), p)
 }
 
 // countUsage adds the tokens that the model has used to the usage of the turn, and journals the usage. The tokens are the difference between the

@@ -64,7 +64,6 @@ type pendingRequest struct {
 type turnState struct {
 	conversations map[string]*conversation // by thread
 	items         map[string]*runningItem  // not complete, by thread and item
-	todo          string                   // the open todo block
 	usage         tokenCounts
 	answer        agent.AnswerText               // of the main agent
 	why           *turnError                     // the last failure that the CLI does not retry

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -420,6 +422,39 @@ func TestEarlySubagent_IsRecordedAndStopped(t *testing.T) {
 	st.prints(sub("turn/started", `,"turn":{"id":"v2"}`))
 	if m := st.last(); m.Method != "turn/interrupt" || m.Params["turnId"] != "v2" {
 		t.Errorf("sent %+v", m)
+	}
+}
+
+func TestPlans_AreOnePerThread(t *testing.T) {
+	t.Parallel()
+	spawned := about("item/completed", `,"item":{"type":"collabAgentToolCall","id":"s1","tool":"spawnAgent","status":"completed","receiverThreadIds":["t2"],"prompt":"plan"}`)
+	plan := func(thread, turn, explanation, status string) string {
+		return fmt.Sprintf(`{"method":"turn/plan/updated","params":{"threadId":%q,"turnId":%q,"explanation":%s,"plan":[{"step":"of %s","status":%q}]}}`, thread, turn, explanation, thread, status)
+	}
+	st := inTurn(t).prints(spawned, `{"method":"turn/started","params":{"threadId":"t2","turnId":"v1","turn":{"id":"v1"}}}`,
+		plan("t1", "u1", `"why"`, "inProgress"), plan("t2", "v1", `null`, "pending"), plan("t1", "u1", `null`, "completed"), done)
+	var got []events.Block
+	for _, b := range of[events.BlockComplete](st, "block_complete") {
+		if b.Block.Kind == events.KindPlan {
+			got = append(got, b.Block)
+		}
+	}
+	if len(got) != 2 || got[0].ConversationID == got[1].ConversationID {
+		t.Fatalf("plans %+v", got)
+	}
+	for _, b := range got {
+		want := events.PlanItem{Content: "of t2", Status: events.PlanPending}
+		if b.ConversationID == events.MainConversation {
+			want = events.PlanItem{Content: "of t1", Status: events.PlanCompleted}
+		}
+		if !reflect.DeepEqual(*b.Plan, events.Plan{Items: []events.PlanItem{want}}) {
+			t.Errorf("the plan of %s is %+v", b.ConversationID, *b.Plan)
+		}
+	}
+	if first := of[events.BlockStart](st, "block_start"); !slices.ContainsFunc(first, func(b events.BlockStart) bool {
+		return b.Block.Plan != nil && b.Block.Plan.Explanation == "why" && b.Block.Plan.Items[0].Status == events.PlanInProgress
+	}) {
+		t.Errorf("blocks %+v", first)
 	}
 }
 

@@ -49,6 +49,7 @@ type notification struct {
 	Turn         turnInfo        `json:"turn"`         // turn/started, turn/completed
 	Error        turnError       `json:"error"`        // error
 	WillRetry    bool            `json:"willRetry"`    // error
+	Explanation  string          `json:"explanation"`  // turn/plan/updated
 	Plan         []planStep      `json:"plan"`         // turn/plan/updated
 	TokenUsage   tokenUsage      `json:"tokenUsage"`   // thread/tokenUsage/updated
 	Message      string          `json:"message"`      // warning, item/mcpToolCall/progress

@@ -17,6 +17,7 @@ import (
 	"github.com/spoolhq/spool/cmd/runner/internal/agenttest"
 	"github.com/spoolhq/spool/cmd/runner/internal/opencode"
 	"github.com/spoolhq/spool/pkg/events"
+	"github.com/spoolhq/spool/pkg/runner"
 )
 
 var subject = agenttest.AgentUnderTest{
@@ -198,11 +199,16 @@ var goldens = agenttest.Goldens{
 		"parallel":         agenttest.QueryScenario("two at once please"),
 		"subagent":         agenttest.QueryScenario("delegate this please"),
 		"subagent-outside": agenttest.QueryScenario("send somebody outside please"),
-		"todo":             agenttest.QueryScenario("make a plan please"),
-		"interrupt-text":   interrupted("talk for ever", agenttest.OnText),
-		"interrupt-tool":   interrupted("sleep long", agenttest.OnTool),
-		"interrupt-start":  interrupted("talk for ever", agenttest.AtStart),
-		"interrupt-early":  {Asks: append([]agenttest.ScenarioQuery{{Text: "hello"}}, interrupted("talk for ever", agenttest.AtStart).Asks...)},
+		"skill": {
+			Skills: []runner.Skill{{Name: "greet", Description: "Greets people", Dir: "greet", Version: "0a1b"}},
+			Files:  map[string]string{"greet/SKILL.md": "---\nname: greet\ndescription: Greets people\n---\nSay hello to everybody.\n"},
+			Asks:   []agenttest.ScenarioQuery{{Text: "use the skill please"}},
+		},
+		"todo":            agenttest.QueryScenario("make a plan please"),
+		"interrupt-text":  interrupted("talk for ever", agenttest.OnText),
+		"interrupt-tool":  interrupted("sleep long", agenttest.OnTool),
+		"interrupt-start": interrupted("talk for ever", agenttest.AtStart),
+		"interrupt-early": {Asks: append([]agenttest.ScenarioQuery{{Text: "hello"}}, interrupted("talk for ever", agenttest.AtStart).Asks...)},
 		"approvals": {Permissions: asks, Asks: []agenttest.ScenarioQuery{
 			{Text: "write a file please", Decide: []events.ApprovalDecided{{Decision: events.DecisionReject, Comment: "Leave it."}}},
 			{Text: "run something please", Decide: []events.ApprovalDecided{{Decision: events.DecisionApprove}}},

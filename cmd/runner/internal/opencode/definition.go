@@ -301,6 +301,9 @@ func newToolClassifier(l agent.Launch) func(acp.ToolCall) *acp.ToolInfo {
 		case known.Kind == permission.KindUnknown || known.Kind == permission.KindNetwork:
 			known.Named = slices.Contains(l.Tools.Allow, name)
 		}
+		if skill := known.Skill; skill != nil {
+			known.Skill = l.LoadedSkill(skill.Name, skill.Path)
+		}
 		return known
 	}
 }

@@ -52,18 +52,22 @@ type callArguments struct {
 	Prompt string      `json:"prompt"` // task
 	Agent  string      `json:"subagent_type"`
 	Todos  []todoEntry `json:"todos"` // todowrite
+	Skill  string      `json:"name"`  // skill
 }
 
-// todoEntry is an entry of the agent's to-do list.
+// todoEntry is an entry of the agent's list of todowrite.
 type todoEntry struct {
-	Content string `json:"content"`
-	Status  string `json:"status"`
+	ID       string `json:"id"` // not in the tool's schema, but the CLI passes it on
+	Content  string `json:"content"`
+	Status   string `json:"status"`
+	Priority string `json:"priority"`
 }
 
 // callOutput holds the fields of a tool call's output that the adapter reads.
 type callOutput struct {
 	Metadata struct {
-		Exit *int `json:"exit"` // bash
+		Exit *int   `json:"exit"` // bash
+		Dir  string `json:"dir"`  // skill
 	} `json:"metadata"`
 	Output string `json:"output"`
 }
@@ -94,8 +98,15 @@ func classifyTool(c acp.ToolCall) *acp.ToolInfo {
 	case "task":
 		known.Subagent = &acp.SubagentCall{Name: in.Agent, Prompt: in.Prompt, Said: subagentAnswer(out.Output)}
 	case "todowrite":
+		known.Plan = &events.Plan{}
 		for _, t := range in.Todos {
-			known.Todos = append(known.Todos, events.TodoItem{Content: t.Content, Status: t.Status})
+			known.Plan.Items = append(known.Plan.Items, events.PlanItem{
+				ItemID: t.ID, Content: t.Content, Status: events.ParsePlanStatus(t.Status), Priority: t.Priority,
+			})
+		}
+	case "skill":
+		if in.Skill != "" {
+			known.Skill = &events.LoadedSkill{Name: in.Skill, Path: out.Metadata.Dir}
 		}
 	}
 	return &known

@@ -108,6 +108,26 @@ func (c *Client) URL() string { return c.base.String() }
 // Close closes the idle connections to the gateway.
 func (c *Client) Close() { c.cfg.HTTP.CloseIdleConnections() }
 
+// PathPrefix returns the path below which the gateway's page is served, such as /spool, or "" for none.
+func (c *Client) PathPrefix(ctx context.Context) (string, error) {
+	raw, err := c.sendWithRetries(ctx, apiCall{method: http.MethodGet, path: []string{"api", "openapi.json"}, repeatable: true})
+	if err != nil {
+		return "", err
+	}
+	var doc struct {
+		Servers []struct {
+			URL string `json:"url"`
+		} `json:"servers"`
+	}
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return "", fmt.Errorf("the OpenAPI document of %s: %w", c.URL(), err)
+	}
+	if len(doc.Servers) == 0 {
+		return "", nil
+	}
+	return strings.TrimRight(doc.Servers[0].URL, "/"), nil
+}
+
 // Ping returns an error unless the gateway responds. A gateway that responds and is not ready is no error. Ping
 // requests /health, which is not a method of spool.v1.
 func (c *Client) Ping(ctx context.Context) error {

@@ -434,7 +434,7 @@ func TestUp_RunsUntilASignalOrAFailure(t *testing.T) {
 		t.Parallel()
 		stack, signals := newFakeStack("http://127.0.0.1:7"), make(chan os.Signal)
 		l := &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
-		w, out := testIO(t), &watched{lines: 1, full: make(chan struct{})}
+		w, out := testIO(t), &watched{lines: 2, full: make(chan struct{})}
 		var text bytes.Buffer
 		w.Local, w.Signals, w.Out, w.Err = l, signals, io.MultiWriter(&text, out), &bytes.Buffer{}
 		var sending sync.WaitGroup
@@ -442,7 +442,7 @@ func TestUp_RunsUntilASignalOrAFailure(t *testing.T) {
 		code := Run(t.Context(), []string{"up", "--data", "/d", "--listen", "127.0.0.1:0", "--grpc-listen", ":0", "--mock-llm", "--auth", "keys", "--root-key", "k"}, w)
 		sending.Wait()
 		o := l.started[0]
-		if code != ExitDone || text.String() != "ready http://127.0.0.1:7\n" || stack.closed != 1 {
+		if code != ExitDone || text.String() != "ready http://127.0.0.1:7\ninspector http://127.0.0.1:7/\n" || stack.closed != 1 {
 			t.Errorf("got %d %q, closed %d times", code, text.String(), stack.closed)
 		}
 		if o.DataDir != "/d" || o.Listen != "127.0.0.1:0" || o.GRPCListen != ":0" || !o.MockLLM || o.Sandbox != "local" || o.Auth != "keys" || o.RootKey != "k" || o.Logger == nil {

@@ -137,5 +137,19 @@ func summarizeEvent(e events.WireEvent) string {
 
 // summarizeBlock returns a one-line summary of a block.
 func summarizeBlock(b events.Block) string {
+	switch {
+	case b.Plan != nil:
+		done := 0
+		for _, item := range b.Plan.Items {
+			if item.Status == events.PlanCompleted {
+				done++
+			}
+		}
+		return fmt.Sprintf("%s %s %d of %d completed", b.Kind, b.Plan.Title, done, len(b.Plan.Items))
+	case b.Step != nil:
+		return fmt.Sprintf("%s %s %s %s", b.Kind, b.Step.Title, b.Step.Status, b.Step.ErrorMessage)
+	case b.Skill != nil:
+		return string(b.Kind) + " " + b.Skill.Name
+	}
 	return string(b.Kind) + " " + b.ToolName + " " + b.Name + " " + b.Content + string(b.Input) + b.Output + b.Message
 }

@@ -48,6 +48,7 @@ type StackOptions struct {
 	TLSKey      string        // PEM file of its private key
 	TLSProxy    bool          // a proxy in front of the gateway terminates TLS
 	PathPrefix  string        // path below which a proxy serves the gateway; "" for none
+	NoWeb       bool          // serves no inspector
 	Auth        string        // off or keys; "" means the value from the environment, or else keys
 	RootKey     string        // creates the first keys; "" means the value from the environment
 	Sandbox     string        // provider of sessions that name none; "" means the only provider

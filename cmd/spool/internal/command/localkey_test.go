@@ -147,13 +147,17 @@ func TestUp_RequiresAKeyUnlessToldOtherwise(t *testing.T) {
 	}
 }
 
-// serveCodes runs a server that answers each request with a code, if it has the local key.
-func serveCodes(t *testing.T) *httptest.Server {
+// serveCodes runs a gateway with a path prefix that answers each request with a code, if it has the local key.
+func serveCodes(t *testing.T, prefix string) *httptest.Server {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.URL.Path == "/health" {
 			_, _ = w.Write([]byte(`{"status":"ok"}`)) // the client may be gone
+			return
+		}
+		if r.URL.Path == "/api/openapi.json" {
+			_, _ = w.Write([]byte(`{"servers":[{"url":"` + prefix + `"}]}`)) // the client may be gone
 			return
 		}
 		if r.Method+" "+r.URL.Path != "POST /api/signin/codes" || r.Header.Get("Authorization") != "Bearer "+fakeLocalKey {
@@ -169,11 +173,16 @@ func serveCodes(t *testing.T) *httptest.Server {
 
 func TestOpen_PrintsAURLWithTheCodeInItsFragment(t *testing.T) {
 	t.Parallel()
-	s := serveCodes(t)
+	s := serveCodes(t, "")
 	w := testIO(t)
 	w.Local = &fakeLocal{dir: t.TempDir(), found: &StackConnection{URL: s.URL, LocalKey: fakeLocalKey}}
 	if got := spool(t, w, "open"); got != (result{ExitDone, s.URL + "/#code=spool_sc_x\n", ""}) {
 		t.Errorf("open: %+v", got)
+	}
+	s = serveCodes(t, "/tools/spool")
+	w.Local = &fakeLocal{dir: t.TempDir(), found: &StackConnection{URL: s.URL, LocalKey: fakeLocalKey}}
+	if got := spool(t, w, "open"); got != (result{ExitDone, s.URL + "/tools/spool/#code=spool_sc_x\n", ""}) {
+		t.Errorf("open below a prefix: %+v", got)
 	}
 	if got := spool(t, w, "open", "--json"); got.code != ExitDone || !strings.Contains(got.out, `"code":"spool_sc_x"`) {
 		t.Errorf("open --json: %+v", got)
@@ -182,7 +191,7 @@ func TestOpen_PrintsAURLWithTheCodeInItsFragment(t *testing.T) {
 
 func TestUp_OpenPrintsTheURLAfterTheStackIsReady(t *testing.T) {
 	t.Parallel()
-	s := serveCodes(t)
+	s := serveCodes(t, "")
 	stack, signals := newFakeStack(s.URL), make(chan os.Signal, 1)
 	w, out := testIO(t), &watched{lines: 2, full: make(chan struct{})}
 	var text bytes.Buffer
@@ -194,5 +203,46 @@ func TestUp_OpenPrintsTheURLAfterTheStackIsReady(t *testing.T) {
 	sending.Wait()
 	if want := "ready " + s.URL + "\n" + s.URL + "/#code=spool_sc_x\n"; code != ExitDone || text.String() != want || stack.closed != 1 {
 		t.Errorf("exit code %d, printed %q, want %q; closed %d times", code, text.String(), want, stack.closed)
+	}
+}
+
+func TestPageURL_HasThePrefixOnce(t *testing.T) {
+	t.Parallel()
+	for _, c := range [][3]string{
+		{"http://127.0.0.1:7700", "", "http://127.0.0.1:7700/"}, {"http://127.0.0.1:7700", "/spool", "http://127.0.0.1:7700/spool/"},
+		{"https://tools.example.com/spool", "/spool", "https://tools.example.com/spool/"},
+	} {
+		if got := pageURL(c[0], c[1]); got != c[2] {
+			t.Errorf("%s below %q: %s, want %s", c[0], c[1], got, c[2])
+		}
+	}
+}
+
+func TestUp_PrintsTheURLOfTheInspector(t *testing.T) {
+	t.Parallel()
+	const url = "http://127.0.0.1:7"
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "ready " + url + "\ninspector " + url + "/\n"},
+		{[]string{"--path-prefix", "/spool"}, "ready " + url + "\ninspector " + url + "/spool/\n"},
+		{[]string{"--no-web"}, "ready " + url + "\n"},
+	} {
+		stack, signals := newFakeStack(url), make(chan os.Signal)
+		w, out := testIO(t), &watched{lines: strings.Count(c.want, "\n"), full: make(chan struct{})}
+		var text bytes.Buffer
+		w.Local = &fakeLocal{dir: t.TempDir(), start: func(StackOptions) (Stack, error) { return stack, nil }}
+		w.Signals, w.Out, w.Err = signals, io.MultiWriter(&text, out), &bytes.Buffer{}
+		var sending sync.WaitGroup
+		sending.Go(func() { <-out.full; signals <- syscall.SIGTERM })
+		code := Run(t.Context(), append([]string{"up"}, c.args...), w)
+		sending.Wait()
+		if code != ExitDone || text.String() != c.want {
+			t.Errorf("up %v: exit code %d, printed %q, want %q", c.args, code, text.String(), c.want)
+		}
+	}
+	if got := spool(t, testIO(t), "up", "--open", "--no-web"); got.code != ExitUsage || !strings.Contains(got.err, "--no-web") {
+		t.Errorf("up --open --no-web: %+v", got)
 	}
 }

@@ -22,7 +22,7 @@ func TestUp_ReadsEachVariable(t *testing.T) {
 	for name, value := range map[string]string{
 		"SPOOL_DATA_DIR": "/d", "SPOOL_LISTEN": "127.0.0.1:1", "SPOOL_GRPC_LISTEN": "127.0.0.1:2", "SPOOL_DATABASE_URL": "postgres://h/n", "SPOOL_AUTH": "keys", "SPOOL_ROOT_KEY": "k",
 		"SPOOL_SANDBOX": "docker", "SPOOL_MOCK_LLM": "true", "SPOOL_MOCKLLM_SCRIPT": script, "SPOOL_LOG_LEVEL": "error", "SPOOL_MAX_STORE": "700000000", "SPOOL_TEXT_AGE": "2h", "SPOOL_TLS_CERT": "/c", "SPOOL_TLS_KEY": "/k", "SPOOL_BEHIND_TLS_PROXY": "true",
-		"SPOOL_PATH_PREFIX": "/p",
+		"SPOOL_PATH_PREFIX": "/p", "SPOOL_NO_WEB": "true",
 	} {
 		t.Setenv(name, value)
 	}
@@ -44,7 +44,7 @@ func TestUp_ReadsEachVariable(t *testing.T) {
 	o.Logger = nil
 	want := StackOptions{
 		DataDir: "/d", Listen: "127.0.0.1:1", GRPCListen: "127.0.0.1:2", DatabaseURL: "postgres://h/n", Auth: "keys", RootKey: "k",
-		Sandbox: "docker", MockLLM: true, MockScript: script, MaxStore: 700_000_000, TextAge: 2 * time.Hour, TLSCert: "/c", TLSKey: "/k", TLSProxy: true, PathPrefix: "/p",
+		Sandbox: "docker", MockLLM: true, MockScript: script, MaxStore: 700_000_000, TextAge: 2 * time.Hour, TLSCert: "/c", TLSKey: "/k", TLSProxy: true, PathPrefix: "/p", NoWeb: true,
 	}
 	if o != want {
 		t.Errorf("started with %+v\nwant         %+v", o, want)

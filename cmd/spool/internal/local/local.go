@@ -107,7 +107,7 @@ func stackConfig(o command.StackOptions) (stack.Config, error) {
 		}
 	}
 	c.Gateway.Listen, c.Gateway.GRPCListen = o.Listen, o.GRPCListen
-	c.Gateway.PathPrefix = o.PathPrefix
+	c.Gateway.PathPrefix, c.Gateway.NoWeb = o.PathPrefix, o.NoWeb
 	c.Gateway.TLSCert, c.Gateway.TLSKey, c.Gateway.BehindTLSProxy = o.TLSCert, o.TLSKey, o.TLSProxy
 	if o.Auth != "" {
 		c.Gateway.Auth, c.Gateway.RootKey = o.Auth, o.RootKey

@@ -44,8 +44,12 @@ func (r *Renderer) writeBlock(it *queuedItem) (done bool) {
 		r.writeToolResult(b)
 	case events.KindSubagent:
 		r.writeSubagent(b)
-	case events.KindTodo:
-		r.writeTodos(b)
+	case events.KindTodo, events.KindPlan:
+		r.writePlan(b)
+	case events.KindStep:
+		r.writeStep(b)
+	case events.KindSkillLoad:
+		r.writeSkillLoad(b)
 	case events.KindSystem:
 		if b.Message != "" {
 			r.writeNote(styleDim, b.Message)
@@ -227,23 +231,62 @@ func (r *Renderer) writeSubagent(b *events.Block) {
 	r.writeClipped(st, b.Output)
 }
 
-// writeTodos writes the agent's list of tasks.
-func (r *Renderer) writeTodos(b *events.Block) {
-	if len(b.Todos) == 0 {
+// writePlan writes the agent's plan, or its list of tasks.
+func (r *Renderer) writePlan(b *events.Block) {
+	list := b.TodoList()
+	if len(list) == 0 {
 		return
 	}
 	r.separateBlock()
-	for _, t := range b.Todos {
+	if p := b.Plan; p != nil && p.Title+p.Explanation != "" {
+		r.screen.appendText(styleTool, "● plan "+SafeLine(p.Title))
+		r.screen.appendText(styleDim, " "+FitLine(SafeLine(p.Explanation), maxInputColumns))
+		r.screen.endNonEmptyLine()
+	}
+	for _, t := range list {
 		mark, st := "[ ] ", styleNormal
-		switch t.Status {
-		case "completed":
+		switch events.PlanStatus(t.Status) {
+		case events.PlanCompleted:
 			mark, st = "[x] ", styleDim
-		case "in_progress":
+		case events.PlanInProgress:
 			mark, st = "[>] ", styleBold
+		case events.PlanCancelled:
+			mark, st = "[-] ", styleDim
 		}
 		r.screen.appendText(st, mark+SafeLine(t.Content))
 		r.screen.endNonEmptyLine()
 	}
+}
+
+// writeStep writes a line for a step of a plan, and its result.
+func (r *Renderer) writeStep(b *events.Block) {
+	s := b.Step
+	if s == nil {
+		return
+	}
+	r.separateBlock()
+	r.screen.appendText(styleTool, "● step "+SafeLine(s.Title))
+	r.screen.appendText(styleDim, " "+SafeLine(string(s.Status)))
+	if reason := joinCodeAndMessage(s.ErrorCode, s.ErrorMessage); reason != "" {
+		r.screen.appendText(styleRed, " "+SafeLine(reason))
+	}
+	r.screen.endNonEmptyLine()
+	if s.Result != "" {
+		r.writeClipped(styleDim, s.Result)
+	}
+}
+
+// writeSkillLoad writes a line for a skill that the agent has read.
+func (r *Renderer) writeSkillLoad(b *events.Block) {
+	if b.Skill == nil {
+		return
+	}
+	r.separateBlock()
+	r.screen.appendText(styleTool, "● skill "+SafeLine(b.Skill.Name))
+	if b.Skill.Path != "" {
+		r.screen.appendText(styleDim, "  "+SafeLine(b.Skill.Path))
+	}
+	r.screen.endNonEmptyLine()
 }
 
 // writeNotice writes a line for an event that belongs to no block.

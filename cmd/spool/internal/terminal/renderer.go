@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -217,12 +218,18 @@ func (r *Renderer) updateBlock(id string, e events.Event) {
 		prev = it.block
 	}
 	if next := blocks.Reduce(prev, e); next != nil {
+		if it := r.items[id]; it != nil && it.written && hasOtherPlan(prev, next) {
+			it.written = false // it is written again
+			r.queue = append(r.queue, it)
+		}
 		r.queueBlock(next)
 	}
-	if u, ok := e.Data.(events.BlockUpdate); ok && u.Updates.Todos != nil && r.items[id] != nil && r.partlyWrittenBlock() == nil {
-		r.writeTodos(r.items[id].block)
-	}
 	r.writeReadyBlocks()
+}
+
+// hasOtherPlan reports whether a block has another plan, list of tasks or step than before.
+func hasOtherPlan(before, now *events.Block) bool {
+	return !reflect.DeepEqual(before.Plan, now.Plan) || !reflect.DeepEqual(before.Step, now.Step) || !slices.Equal(before.Todos, now.Todos)
 }
 
 // queueBlock adds a block to the queue, or replaces it there.
@@ -274,7 +281,9 @@ func (it *queuedItem) isComplete() bool { return it.block.Status != events.Statu
 
 // hasOutput reports whether there is a part of the block to show.
 func (it *queuedItem) hasOutput() bool {
-	return it.isComplete() || it.isStreamed() && it.text.Known != "" || it.block.Kind == events.KindToolUse && len(it.block.Input) > 0
+	b := it.block
+	return it.isComplete() || it.isStreamed() && it.text.Known != "" || b.Kind == events.KindToolUse && len(b.Input) > 0 ||
+		len(b.TodoList()) > 0 || b.Kind == events.KindStep || b.Kind == events.KindSkillLoad
 }
 
 // endBlocks ends the open blocks of an execution, or of all executions if id is "".

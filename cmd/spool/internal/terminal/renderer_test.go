@@ -133,7 +133,30 @@ func scenes() map[string][]step {
 		ev(events.SandboxHealth{Status: events.Unhealthy, Reason: "the runner does not answer"}), ev(events.SandboxHealth{Status: events.Healthy}),
 		ev(events.SyncRequested{}), ev(events.WorkspaceSynced{Reason: "interval", Files: 7}), ev(events.WorkspaceSynced{Reason: "requested", Files: 8}),
 		ev(events.TerminateRequested{}), tick, ev(events.ExecutionCancelled{Reason: "terminated", DurationMs: 4000}), ev(events.SandboxTerminated{Reason: "manual"}))
-	return map[string][]step{"turn": turn, "hostile": hostile, "approval": approval, "parallel": parallel, "environment": environment}
+	planned := func(status events.PlanStatus) *events.Plan {
+		return &events.Plan{Title: "Fix\x1b[2J it", Explanation: "The test\x1b]0;owned\x07 fails.", Items: []events.PlanItem{
+			{Content: "look\x1b[8m", Status: status}, {Content: "measure", Status: events.PlanCancelled}, {Content: "write", Status: events.PlanPending},
+		}}
+	}
+	began := func(b events.Block) step {
+		b.Status = events.StatusPending
+		return ev(events.BlockStart{Block: b})
+	}
+	change := func(id string, u events.BlockUpdates) step { return ev(events.BlockUpdate{BlockID: id, Updates: u}) }
+	plans := append(append([]step(nil), query...),
+		began(events.Block{ID: "blk_p", Kind: events.KindPlan, Plan: planned(events.PlanPending)}), tick,
+		begin("blk_a", events.KindAssistantText), say("blk_a", "I begin. "), tick, change("blk_p", events.BlockUpdates{Plan: planned(events.PlanInProgress)}), say("blk_a", "And go on."),
+		whole(events.Block{ID: "blk_a", Kind: events.KindAssistantText, Content: "I begin. And go on."}), tick,
+		began(events.Block{ID: "blk_k", Kind: events.KindSkillLoad, ToolUseID: "c1", Skill: &events.LoadedSkill{Name: "pdf\x1b[2J"}}),
+		whole(events.Block{ID: "blk_k", Kind: events.KindSkillLoad, ToolUseID: "c1", Skill: &events.LoadedSkill{Name: "pdf", Path: "/bin/skills/pdf"}}),
+		whole(events.Block{ID: "blk_l", Kind: events.KindSkillLoad, Skill: &events.LoadedSkill{Name: "xls", Path: "/x\x1b[2J"}}),
+		began(events.Block{ID: "blk_s", Kind: events.KindStep, Step: &events.Step{StepID: "1", Title: "look\x1b[2J", Status: events.StepReady}}), tick,
+		change("blk_s", events.BlockUpdates{Step: &events.Step{StepID: "1", Title: "look", Status: events.StepRunning}}), tick,
+		whole(events.Block{ID: "blk_s", Kind: events.KindStep, Step: &events.Step{StepID: "1", Title: "look", Status: events.StepCompleted, Result: "found it"}}),
+		whole(events.Block{ID: "blk_f", Kind: events.KindStep, Step: &events.Step{StepID: "2", Title: "write", Status: events.StepFailed, ErrorCode: "TIMEOUT", ErrorMessage: "It took\x1b[2J too long."}}),
+		change("blk_p", events.BlockUpdates{Plan: planned(events.PlanCompleted)}), tick,
+		whole(events.Block{ID: "blk_p", Kind: events.KindPlan, Plan: planned(events.PlanCompleted)}), ev(events.ExecutionCompleted{DurationMs: 4000}))
+	return map[string][]step{"plans": plans, "turn": turn, "hostile": hostile, "approval": approval, "parallel": parallel, "environment": environment}
 }
 
 // play shows a scene and calls at after each step.

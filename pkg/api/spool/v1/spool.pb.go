@@ -3073,7 +3073,7 @@ type SessionState struct {
 	BlockCount uint32 `protobuf:"varint,8,opt,name=block_count,json=blockCount,proto3" json:"block_count,omitempty"`
 	// Page token for the next blocks; empty on the last page.
 	NextPageToken string `protobuf:"bytes,9,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// The todo lists of the agent and of its sub-agents.
+	// The plans or todo lists of the agent and of its sub-agents.
 	Todos []*TodoList `protobuf:"bytes,10,rep,name=todos,proto3" json:"todos,omitempty"`
 	// The conversation main, and the first 200 conversations of sub-agents.
 	Conversations []*Conversation `protobuf:"bytes,11,rep,name=conversations,proto3" json:"conversations,omitempty"`
@@ -5204,7 +5204,7 @@ type ExecutionStatus struct {
 	ToolCalls []*ToolCallStatus `protobuf:"bytes,15,rep,name=tool_calls,json=toolCalls,proto3" json:"tool_calls,omitempty"`
 	// Number of all tool calls.
 	ToolCallCounts *ToolCallCounts `protobuf:"bytes,16,opt,name=tool_call_counts,json=toolCallCounts,proto3" json:"tool_call_counts,omitempty"`
-	// The first 50 items of the todo list that the agent wrote last in this execution.
+	// The first 50 items of the plan or of the todo list that the agent wrote last in this execution.
 	Todos []*TodoItem `protobuf:"bytes,17,rep,name=todos,proto3" json:"todos,omitempty"`
 	// Number of all items of that list.
 	TodoCount uint32 `protobuf:"varint,18,opt,name=todo_count,json=todoCount,proto3" json:"todo_count,omitempty"`
@@ -9366,8 +9366,8 @@ func (x *ListBlocksResponse) GetTruncated() []*TruncatedField {
 type TruncatedField struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	BlockId string                 `protobuf:"bytes,1,opt,name=block_id,json=blockId,proto3" json:"block_id,omitempty"`
-	// content, summary, output, description or message, of which the beginning is included; or input, parts or todos,
-	// which are omitted.
+	// content, summary, output, description or message, of which the beginning is included; or input, parts, todos, plan, step or
+	// skill, which are omitted.
 	Field string `protobuf:"bytes,2,opt,name=field,proto3" json:"field,omitempty"`
 	// Length of the whole field in bytes.
 	Bytes         uint32 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
@@ -9931,7 +9931,8 @@ func (x *TimelineMark) GetMessage() string {
 type Block struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// user_message, assistant_text, thinking, tool_use, tool_result, subagent, todo, system or error.
+	// user_message, assistant_text, thinking, tool_use, tool_result, subagent, plan, step, skill_load, system or error;
+	// todo in sessions of earlier versions.
 	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
 	// pending, complete or error.
 	Status         string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
@@ -9948,7 +9949,7 @@ type Block struct {
 	Summary *string `protobuf:"bytes,10,opt,name=summary,proto3,oneof" json:"summary,omitempty"`
 	// tool_use.
 	ToolName *string `protobuf:"bytes,11,opt,name=tool_name,json=toolName,proto3,oneof" json:"tool_name,omitempty"`
-	// tool_use, tool_result, subagent: the agent's own id of the call.
+	// tool_use, tool_result, subagent, skill_load: the agent's own id of the call.
 	ToolUseId *string `protobuf:"bytes,12,opt,name=tool_use_id,json=toolUseId,proto3,oneof" json:"tool_use_id,omitempty"`
 	// tool_use, subagent: the arguments, set once they are complete.
 	Input *Json `protobuf:"bytes,13,opt,name=input,proto3" json:"input,omitempty"`
@@ -9966,7 +9967,7 @@ type Block struct {
 	SubagentId *string `protobuf:"bytes,19,opt,name=subagent_id,json=subagentId,proto3,oneof" json:"subagent_id,omitempty"`
 	// subagent.
 	Name *string `protobuf:"bytes,20,opt,name=name,proto3,oneof" json:"name,omitempty"`
-	// todo. Absent when empty.
+	// todo; plan: the items of the plan. Absent when empty.
 	Todos []*TodoItem `protobuf:"bytes,21,rep,name=todos,proto3" json:"todos,omitempty"`
 	// system.
 	Subtype *string `protobuf:"bytes,22,opt,name=subtype,proto3,oneof" json:"subtype,omitempty"`
@@ -9976,7 +9977,13 @@ type Block struct {
 	Message *string `protobuf:"bytes,24,opt,name=message,proto3,oneof" json:"message,omitempty"`
 	// The agent's own position directly after a completed block, at which a fork can cut its conversation; absent if it
 	// cannot be cut there.
-	Anchor        *string `protobuf:"bytes,25,opt,name=anchor,proto3,oneof" json:"anchor,omitempty"`
+	Anchor *string `protobuf:"bytes,25,opt,name=anchor,proto3,oneof" json:"anchor,omitempty"`
+	// plan: the whole plan.
+	Plan *Plan `protobuf:"bytes,26,opt,name=plan,proto3" json:"plan,omitempty"`
+	// step.
+	Step *Step `protobuf:"bytes,27,opt,name=step,proto3" json:"step,omitempty"`
+	// skill_load.
+	Skill         *LoadedSkill `protobuf:"bytes,28,opt,name=skill,proto3" json:"skill,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10186,11 +10193,363 @@ func (x *Block) GetAnchor() string {
 	return ""
 }
 
-// An entry of an agent's todo list.
+func (x *Block) GetPlan() *Plan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+func (x *Block) GetStep() *Step {
+	if x != nil {
+		return x.Step
+	}
+	return nil
+}
+
+func (x *Block) GetSkill() *LoadedSkill {
+	if x != nil {
+		return x.Skill
+	}
+	return nil
+}
+
+// The whole plan of a conversation: what the agent intends to do, and how far it is.
+type Plan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Title *string                `protobuf:"bytes,1,opt,name=title,proto3,oneof" json:"title,omitempty"`
+	// Why the plan is as it is, in the agent's words.
+	Explanation *string `protobuf:"bytes,2,opt,name=explanation,proto3,oneof" json:"explanation,omitempty"`
+	// The items in the agent's order. Absent when empty.
+	Items         []*PlanItem `protobuf:"bytes,3,rep,name=items,proto3" json:"items,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Plan) Reset() {
+	*x = Plan{}
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Plan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Plan) ProtoMessage() {}
+
+func (x *Plan) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Plan.ProtoReflect.Descriptor instead.
+func (*Plan) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+}
+
+func (x *Plan) GetTitle() string {
+	if x != nil && x.Title != nil {
+		return *x.Title
+	}
+	return ""
+}
+
+func (x *Plan) GetExplanation() string {
+	if x != nil && x.Explanation != nil {
+		return *x.Explanation
+	}
+	return ""
+}
+
+func (x *Plan) GetItems() []*PlanItem {
+	if x != nil {
+		return x.Items
+	}
+	return nil
+}
+
+type PlanItem struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The agent's own id; absent if the agent has none.
+	Id      *string `protobuf:"bytes,1,opt,name=id,proto3,oneof" json:"id,omitempty"`
+	Content string  `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// pending, in_progress, completed or cancelled.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// high, medium or low, where the agent ranks its items.
+	Priority      *string `protobuf:"bytes,4,opt,name=priority,proto3,oneof" json:"priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanItem) Reset() {
+	*x = PlanItem{}
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanItem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanItem) ProtoMessage() {}
+
+func (x *PlanItem) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanItem.ProtoReflect.Descriptor instead.
+func (*PlanItem) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+}
+
+func (x *PlanItem) GetId() string {
+	if x != nil && x.Id != nil {
+		return *x.Id
+	}
+	return ""
+}
+
+func (x *PlanItem) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *PlanItem) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *PlanItem) GetPriority() string {
+	if x != nil && x.Priority != nil {
+		return *x.Priority
+	}
+	return ""
+}
+
+// One step of a plan that is being executed.
+type Step struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the plan's item, which depends_on of other steps refers to.
+	Id    string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Title string `protobuf:"bytes,2,opt,name=title,proto3" json:"title,omitempty"`
+	// pending, blocked, ready, running, completed, failed or skipped.
+	Status string `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	// Ids of the steps that must be completed before. Absent when empty.
+	DependsOn []string `protobuf:"bytes,4,rep,name=depends_on,json=dependsOn,proto3" json:"depends_on,omitempty"`
+	// Conversation of the sub-agent that executes the step, if there is one.
+	ConversationId *string `protobuf:"bytes,5,opt,name=conversation_id,json=conversationId,proto3,oneof" json:"conversation_id,omitempty"`
+	// Execution of another session that executes the step, if there is one.
+	ExecutionId *string `protobuf:"bytes,6,opt,name=execution_id,json=executionId,proto3,oneof" json:"execution_id,omitempty"`
+	Result      *string `protobuf:"bytes,7,opt,name=result,proto3,oneof" json:"result,omitempty"`
+	// failed.
+	ErrorCode *string `protobuf:"bytes,8,opt,name=error_code,json=errorCode,proto3,oneof" json:"error_code,omitempty"`
+	// failed; blocked and skipped: why.
+	ErrorMessage *string `protobuf:"bytes,9,opt,name=error_message,json=errorMessage,proto3,oneof" json:"error_message,omitempty"`
+	// When the step began to run.
+	StartedAt *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	// When the step was completed, failed or skipped.
+	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Step) Reset() {
+	*x = Step{}
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Step) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Step) ProtoMessage() {}
+
+func (x *Step) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Step.ProtoReflect.Descriptor instead.
+func (*Step) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+}
+
+func (x *Step) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *Step) GetTitle() string {
+	if x != nil {
+		return x.Title
+	}
+	return ""
+}
+
+func (x *Step) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *Step) GetDependsOn() []string {
+	if x != nil {
+		return x.DependsOn
+	}
+	return nil
+}
+
+func (x *Step) GetConversationId() string {
+	if x != nil && x.ConversationId != nil {
+		return *x.ConversationId
+	}
+	return ""
+}
+
+func (x *Step) GetExecutionId() string {
+	if x != nil && x.ExecutionId != nil {
+		return *x.ExecutionId
+	}
+	return ""
+}
+
+func (x *Step) GetResult() string {
+	if x != nil && x.Result != nil {
+		return *x.Result
+	}
+	return ""
+}
+
+func (x *Step) GetErrorCode() string {
+	if x != nil && x.ErrorCode != nil {
+		return *x.ErrorCode
+	}
+	return ""
+}
+
+func (x *Step) GetErrorMessage() string {
+	if x != nil && x.ErrorMessage != nil {
+		return *x.ErrorMessage
+	}
+	return ""
+}
+
+func (x *Step) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *Step) GetEndedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.EndedAt
+	}
+	return nil
+}
+
+// A skill whose instructions the agent has read.
+type LoadedSkill struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// SHA-256 of the ZIP; absent for a skill that was not pushed to Spool.
+	Version *string `protobuf:"bytes,2,opt,name=version,proto3,oneof" json:"version,omitempty"`
+	// Folder of the skill, where the agent names it or Spool knows it.
+	Path          *string `protobuf:"bytes,3,opt,name=path,proto3,oneof" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoadedSkill) Reset() {
+	*x = LoadedSkill{}
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoadedSkill) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoadedSkill) ProtoMessage() {}
+
+func (x *LoadedSkill) ProtoReflect() protoreflect.Message {
+	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoadedSkill.ProtoReflect.Descriptor instead.
+func (*LoadedSkill) Descriptor() ([]byte, []int) {
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+}
+
+func (x *LoadedSkill) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *LoadedSkill) GetVersion() string {
+	if x != nil && x.Version != nil {
+		return *x.Version
+	}
+	return ""
+}
+
+func (x *LoadedSkill) GetPath() string {
+	if x != nil && x.Path != nil {
+		return *x.Path
+	}
+	return ""
+}
+
+// An entry of a todo list, or an item of a plan in the form of one.
 type TodoItem struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Content string                 `protobuf:"bytes,1,opt,name=content,proto3" json:"content,omitempty"`
-	// pending, in_progress or completed.
+	// pending, in_progress, completed or cancelled.
 	Status        string `protobuf:"bytes,2,opt,name=status,proto3" json:"status,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -10198,7 +10557,7 @@ type TodoItem struct {
 
 func (x *TodoItem) Reset() {
 	*x = TodoItem{}
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10210,7 +10569,7 @@ func (x *TodoItem) String() string {
 func (*TodoItem) ProtoMessage() {}
 
 func (x *TodoItem) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[119]
+	mi := &file_spool_v1_spool_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10223,7 +10582,7 @@ func (x *TodoItem) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TodoItem.ProtoReflect.Descriptor instead.
 func (*TodoItem) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{119}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *TodoItem) GetContent() string {
@@ -10262,7 +10621,7 @@ type CreateKeyRequest struct {
 
 func (x *CreateKeyRequest) Reset() {
 	*x = CreateKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10274,7 +10633,7 @@ func (x *CreateKeyRequest) String() string {
 func (*CreateKeyRequest) ProtoMessage() {}
 
 func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[120]
+	mi := &file_spool_v1_spool_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10287,7 +10646,7 @@ func (x *CreateKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyRequest.ProtoReflect.Descriptor instead.
 func (*CreateKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{120}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *CreateKeyRequest) GetName() string {
@@ -10346,7 +10705,7 @@ type CreateKeyResponse struct {
 
 func (x *CreateKeyResponse) Reset() {
 	*x = CreateKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10358,7 +10717,7 @@ func (x *CreateKeyResponse) String() string {
 func (*CreateKeyResponse) ProtoMessage() {}
 
 func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[121]
+	mi := &file_spool_v1_spool_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10371,7 +10730,7 @@ func (x *CreateKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateKeyResponse.ProtoReflect.Descriptor instead.
 func (*CreateKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{121}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *CreateKeyResponse) GetKeyId() string {
@@ -10445,7 +10804,7 @@ type CreateSignInCodeRequest struct {
 
 func (x *CreateSignInCodeRequest) Reset() {
 	*x = CreateSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10457,7 +10816,7 @@ func (x *CreateSignInCodeRequest) String() string {
 func (*CreateSignInCodeRequest) ProtoMessage() {}
 
 func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[122]
+	mi := &file_spool_v1_spool_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10470,7 +10829,7 @@ func (x *CreateSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{122}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
 }
 
 type CreateSignInCodeResponse struct {
@@ -10486,7 +10845,7 @@ type CreateSignInCodeResponse struct {
 
 func (x *CreateSignInCodeResponse) Reset() {
 	*x = CreateSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10498,7 +10857,7 @@ func (x *CreateSignInCodeResponse) String() string {
 func (*CreateSignInCodeResponse) ProtoMessage() {}
 
 func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[123]
+	mi := &file_spool_v1_spool_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10511,7 +10870,7 @@ func (x *CreateSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*CreateSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{123}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *CreateSignInCodeResponse) GetCode() string {
@@ -10541,7 +10900,7 @@ type ExchangeSignInCodeRequest struct {
 
 func (x *ExchangeSignInCodeRequest) Reset() {
 	*x = ExchangeSignInCodeRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10553,7 +10912,7 @@ func (x *ExchangeSignInCodeRequest) String() string {
 func (*ExchangeSignInCodeRequest) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[124]
+	mi := &file_spool_v1_spool_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10566,7 +10925,7 @@ func (x *ExchangeSignInCodeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeRequest.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{124}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *ExchangeSignInCodeRequest) GetCode() string {
@@ -10608,7 +10967,7 @@ type ExchangeSignInCodeResponse struct {
 
 func (x *ExchangeSignInCodeResponse) Reset() {
 	*x = ExchangeSignInCodeResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10620,7 +10979,7 @@ func (x *ExchangeSignInCodeResponse) String() string {
 func (*ExchangeSignInCodeResponse) ProtoMessage() {}
 
 func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[125]
+	mi := &file_spool_v1_spool_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10633,7 +10992,7 @@ func (x *ExchangeSignInCodeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExchangeSignInCodeResponse.ProtoReflect.Descriptor instead.
 func (*ExchangeSignInCodeResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{125}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *ExchangeSignInCodeResponse) GetCredential() string {
@@ -10679,7 +11038,7 @@ type GetSignInSessionRequest struct {
 
 func (x *GetSignInSessionRequest) Reset() {
 	*x = GetSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10691,7 +11050,7 @@ func (x *GetSignInSessionRequest) String() string {
 func (*GetSignInSessionRequest) ProtoMessage() {}
 
 func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[126]
+	mi := &file_spool_v1_spool_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10704,7 +11063,7 @@ func (x *GetSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*GetSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{126}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
 }
 
 type SignInSession struct {
@@ -10726,7 +11085,7 @@ type SignInSession struct {
 
 func (x *SignInSession) Reset() {
 	*x = SignInSession{}
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10738,7 +11097,7 @@ func (x *SignInSession) String() string {
 func (*SignInSession) ProtoMessage() {}
 
 func (x *SignInSession) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[127]
+	mi := &file_spool_v1_spool_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10751,7 +11110,7 @@ func (x *SignInSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SignInSession.ProtoReflect.Descriptor instead.
 func (*SignInSession) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{127}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *SignInSession) GetTenant() string {
@@ -10811,7 +11170,7 @@ type DeleteSignInSessionRequest struct {
 
 func (x *DeleteSignInSessionRequest) Reset() {
 	*x = DeleteSignInSessionRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10823,7 +11182,7 @@ func (x *DeleteSignInSessionRequest) String() string {
 func (*DeleteSignInSessionRequest) ProtoMessage() {}
 
 func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[128]
+	mi := &file_spool_v1_spool_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10836,7 +11195,7 @@ func (x *DeleteSignInSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionRequest.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{128}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
 }
 
 type DeleteSignInSessionResponse struct {
@@ -10847,7 +11206,7 @@ type DeleteSignInSessionResponse struct {
 
 func (x *DeleteSignInSessionResponse) Reset() {
 	*x = DeleteSignInSessionResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10859,7 +11218,7 @@ func (x *DeleteSignInSessionResponse) String() string {
 func (*DeleteSignInSessionResponse) ProtoMessage() {}
 
 func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[129]
+	mi := &file_spool_v1_spool_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10872,7 +11231,7 @@ func (x *DeleteSignInSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteSignInSessionResponse.ProtoReflect.Descriptor instead.
 func (*DeleteSignInSessionResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{129}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
 }
 
 type ListDeadLettersRequest struct {
@@ -10887,7 +11246,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10899,7 +11258,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[130]
+	mi := &file_spool_v1_spool_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10912,7 +11271,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{130}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ListDeadLettersRequest) GetPageSize() uint32 {
@@ -10940,7 +11299,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10952,7 +11311,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[131]
+	mi := &file_spool_v1_spool_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10965,7 +11324,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{131}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -11008,7 +11367,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11020,7 +11379,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[132]
+	mi := &file_spool_v1_spool_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11033,7 +11392,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{132}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *DeadLetter) GetId() string {
@@ -11117,7 +11476,7 @@ type ListAuditRequest struct {
 
 func (x *ListAuditRequest) Reset() {
 	*x = ListAuditRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11129,7 +11488,7 @@ func (x *ListAuditRequest) String() string {
 func (*ListAuditRequest) ProtoMessage() {}
 
 func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[133]
+	mi := &file_spool_v1_spool_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11142,7 +11501,7 @@ func (x *ListAuditRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditRequest.ProtoReflect.Descriptor instead.
 func (*ListAuditRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{133}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ListAuditRequest) GetSession() string {
@@ -11191,7 +11550,7 @@ type ListAuditResponse struct {
 
 func (x *ListAuditResponse) Reset() {
 	*x = ListAuditResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11203,7 +11562,7 @@ func (x *ListAuditResponse) String() string {
 func (*ListAuditResponse) ProtoMessage() {}
 
 func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[134]
+	mi := &file_spool_v1_spool_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11216,7 +11575,7 @@ func (x *ListAuditResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAuditResponse.ProtoReflect.Descriptor instead.
 func (*ListAuditResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{134}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ListAuditResponse) GetEntries() []*AuditEntry {
@@ -11256,7 +11615,7 @@ type AuditEntry struct {
 
 func (x *AuditEntry) Reset() {
 	*x = AuditEntry{}
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11268,7 +11627,7 @@ func (x *AuditEntry) String() string {
 func (*AuditEntry) ProtoMessage() {}
 
 func (x *AuditEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[135]
+	mi := &file_spool_v1_spool_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11281,7 +11640,7 @@ func (x *AuditEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditEntry.ProtoReflect.Descriptor instead.
 func (*AuditEntry) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{135}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *AuditEntry) GetTime() *timestamppb.Timestamp {
@@ -11360,7 +11719,7 @@ type AuditActor struct {
 
 func (x *AuditActor) Reset() {
 	*x = AuditActor{}
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11372,7 +11731,7 @@ func (x *AuditActor) String() string {
 func (*AuditActor) ProtoMessage() {}
 
 func (x *AuditActor) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[136]
+	mi := &file_spool_v1_spool_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11385,7 +11744,7 @@ func (x *AuditActor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuditActor.ProtoReflect.Descriptor instead.
 func (*AuditActor) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{136}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *AuditActor) GetKind() string {
@@ -11446,7 +11805,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11458,7 +11817,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[137]
+	mi := &file_spool_v1_spool_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11471,7 +11830,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{137}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *GetDeadLetterRequest) GetId() string {
@@ -11490,7 +11849,7 @@ type RetryDeadLetterRequest struct {
 
 func (x *RetryDeadLetterRequest) Reset() {
 	*x = RetryDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11502,7 +11861,7 @@ func (x *RetryDeadLetterRequest) String() string {
 func (*RetryDeadLetterRequest) ProtoMessage() {}
 
 func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[138]
+	mi := &file_spool_v1_spool_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11515,7 +11874,7 @@ func (x *RetryDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{138}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *RetryDeadLetterRequest) GetId() string {
@@ -11534,7 +11893,7 @@ type RetryDeadLetterResponse struct {
 
 func (x *RetryDeadLetterResponse) Reset() {
 	*x = RetryDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11546,7 +11905,7 @@ func (x *RetryDeadLetterResponse) String() string {
 func (*RetryDeadLetterResponse) ProtoMessage() {}
 
 func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[139]
+	mi := &file_spool_v1_spool_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11559,7 +11918,7 @@ func (x *RetryDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RetryDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*RetryDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{139}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *RetryDeadLetterResponse) GetId() string {
@@ -11578,7 +11937,7 @@ type DropDeadLetterRequest struct {
 
 func (x *DropDeadLetterRequest) Reset() {
 	*x = DropDeadLetterRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11590,7 +11949,7 @@ func (x *DropDeadLetterRequest) String() string {
 func (*DropDeadLetterRequest) ProtoMessage() {}
 
 func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[140]
+	mi := &file_spool_v1_spool_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11603,7 +11962,7 @@ func (x *DropDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{140}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *DropDeadLetterRequest) GetId() string {
@@ -11622,7 +11981,7 @@ type DropDeadLetterResponse struct {
 
 func (x *DropDeadLetterResponse) Reset() {
 	*x = DropDeadLetterResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11634,7 +11993,7 @@ func (x *DropDeadLetterResponse) String() string {
 func (*DropDeadLetterResponse) ProtoMessage() {}
 
 func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[141]
+	mi := &file_spool_v1_spool_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11647,7 +12006,7 @@ func (x *DropDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DropDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*DropDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{141}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *DropDeadLetterResponse) GetId() string {
@@ -11667,7 +12026,7 @@ type ListKeysRequest struct {
 
 func (x *ListKeysRequest) Reset() {
 	*x = ListKeysRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11679,7 +12038,7 @@ func (x *ListKeysRequest) String() string {
 func (*ListKeysRequest) ProtoMessage() {}
 
 func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[142]
+	mi := &file_spool_v1_spool_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11692,7 +12051,7 @@ func (x *ListKeysRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysRequest.ProtoReflect.Descriptor instead.
 func (*ListKeysRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{142}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *ListKeysRequest) GetTenant() string {
@@ -11711,7 +12070,7 @@ type ListKeysResponse struct {
 
 func (x *ListKeysResponse) Reset() {
 	*x = ListKeysResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11723,7 +12082,7 @@ func (x *ListKeysResponse) String() string {
 func (*ListKeysResponse) ProtoMessage() {}
 
 func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[143]
+	mi := &file_spool_v1_spool_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11736,7 +12095,7 @@ func (x *ListKeysResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKeysResponse.ProtoReflect.Descriptor instead.
 func (*ListKeysResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{143}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *ListKeysResponse) GetKeys() []*Key {
@@ -11769,7 +12128,7 @@ type Key struct {
 
 func (x *Key) Reset() {
 	*x = Key{}
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11781,7 +12140,7 @@ func (x *Key) String() string {
 func (*Key) ProtoMessage() {}
 
 func (x *Key) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[144]
+	mi := &file_spool_v1_spool_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11794,7 +12153,7 @@ func (x *Key) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Key.ProtoReflect.Descriptor instead.
 func (*Key) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{144}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *Key) GetKeyId() string {
@@ -11871,7 +12230,7 @@ type RevokeKeyRequest struct {
 
 func (x *RevokeKeyRequest) Reset() {
 	*x = RevokeKeyRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11883,7 +12242,7 @@ func (x *RevokeKeyRequest) String() string {
 func (*RevokeKeyRequest) ProtoMessage() {}
 
 func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[145]
+	mi := &file_spool_v1_spool_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11896,7 +12255,7 @@ func (x *RevokeKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyRequest.ProtoReflect.Descriptor instead.
 func (*RevokeKeyRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{145}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *RevokeKeyRequest) GetKeyId() string {
@@ -11925,7 +12284,7 @@ type RevokeKeyResponse struct {
 
 func (x *RevokeKeyResponse) Reset() {
 	*x = RevokeKeyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11937,7 +12296,7 @@ func (x *RevokeKeyResponse) String() string {
 func (*RevokeKeyResponse) ProtoMessage() {}
 
 func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[146]
+	mi := &file_spool_v1_spool_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11950,7 +12309,7 @@ func (x *RevokeKeyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeKeyResponse.ProtoReflect.Descriptor instead.
 func (*RevokeKeyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{146}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *RevokeKeyResponse) GetKeyId() string {
@@ -11988,7 +12347,7 @@ type SetBudgetRequest struct {
 
 func (x *SetBudgetRequest) Reset() {
 	*x = SetBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12000,7 +12359,7 @@ func (x *SetBudgetRequest) String() string {
 func (*SetBudgetRequest) ProtoMessage() {}
 
 func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[147]
+	mi := &file_spool_v1_spool_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12013,7 +12372,7 @@ func (x *SetBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetRequest.ProtoReflect.Descriptor instead.
 func (*SetBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{147}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *SetBudgetRequest) GetPeriod() string {
@@ -12048,7 +12407,7 @@ type SetBudgetResponse struct {
 
 func (x *SetBudgetResponse) Reset() {
 	*x = SetBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12060,7 +12419,7 @@ func (x *SetBudgetResponse) String() string {
 func (*SetBudgetResponse) ProtoMessage() {}
 
 func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[148]
+	mi := &file_spool_v1_spool_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12073,7 +12432,7 @@ func (x *SetBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetBudgetResponse.ProtoReflect.Descriptor instead.
 func (*SetBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{148}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *SetBudgetResponse) GetTenant() string {
@@ -12108,7 +12467,7 @@ type ListBudgetsRequest struct {
 
 func (x *ListBudgetsRequest) Reset() {
 	*x = ListBudgetsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12120,7 +12479,7 @@ func (x *ListBudgetsRequest) String() string {
 func (*ListBudgetsRequest) ProtoMessage() {}
 
 func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[149]
+	mi := &file_spool_v1_spool_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12133,7 +12492,7 @@ func (x *ListBudgetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsRequest.ProtoReflect.Descriptor instead.
 func (*ListBudgetsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{149}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *ListBudgetsRequest) GetTenant() string {
@@ -12152,7 +12511,7 @@ type ListBudgetsResponse struct {
 
 func (x *ListBudgetsResponse) Reset() {
 	*x = ListBudgetsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12164,7 +12523,7 @@ func (x *ListBudgetsResponse) String() string {
 func (*ListBudgetsResponse) ProtoMessage() {}
 
 func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[150]
+	mi := &file_spool_v1_spool_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12177,7 +12536,7 @@ func (x *ListBudgetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListBudgetsResponse.ProtoReflect.Descriptor instead.
 func (*ListBudgetsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{150}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *ListBudgetsResponse) GetBudgets() []*TenantBudget {
@@ -12207,7 +12566,7 @@ type TenantBudget struct {
 
 func (x *TenantBudget) Reset() {
 	*x = TenantBudget{}
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12219,7 +12578,7 @@ func (x *TenantBudget) String() string {
 func (*TenantBudget) ProtoMessage() {}
 
 func (x *TenantBudget) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[151]
+	mi := &file_spool_v1_spool_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12232,7 +12591,7 @@ func (x *TenantBudget) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantBudget.ProtoReflect.Descriptor instead.
 func (*TenantBudget) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{151}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *TenantBudget) GetTenant() string {
@@ -12296,7 +12655,7 @@ type RemoveBudgetRequest struct {
 
 func (x *RemoveBudgetRequest) Reset() {
 	*x = RemoveBudgetRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12308,7 +12667,7 @@ func (x *RemoveBudgetRequest) String() string {
 func (*RemoveBudgetRequest) ProtoMessage() {}
 
 func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[152]
+	mi := &file_spool_v1_spool_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12321,7 +12680,7 @@ func (x *RemoveBudgetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetRequest.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{152}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RemoveBudgetRequest) GetPeriod() string {
@@ -12349,7 +12708,7 @@ type RemoveBudgetResponse struct {
 
 func (x *RemoveBudgetResponse) Reset() {
 	*x = RemoveBudgetResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12361,7 +12720,7 @@ func (x *RemoveBudgetResponse) String() string {
 func (*RemoveBudgetResponse) ProtoMessage() {}
 
 func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[153]
+	mi := &file_spool_v1_spool_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12374,7 +12733,7 @@ func (x *RemoveBudgetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveBudgetResponse.ProtoReflect.Descriptor instead.
 func (*RemoveBudgetResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{153}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RemoveBudgetResponse) GetTenant() string {
@@ -12428,7 +12787,7 @@ type TenantLimits struct {
 
 func (x *TenantLimits) Reset() {
 	*x = TenantLimits{}
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12440,7 +12799,7 @@ func (x *TenantLimits) String() string {
 func (*TenantLimits) ProtoMessage() {}
 
 func (x *TenantLimits) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[154]
+	mi := &file_spool_v1_spool_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12453,7 +12812,7 @@ func (x *TenantLimits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TenantLimits.ProtoReflect.Descriptor instead.
 func (*TenantLimits) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{154}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *TenantLimits) GetSlots() uint32 {
@@ -12538,7 +12897,7 @@ type SetLimitsRequest struct {
 
 func (x *SetLimitsRequest) Reset() {
 	*x = SetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12550,7 +12909,7 @@ func (x *SetLimitsRequest) String() string {
 func (*SetLimitsRequest) ProtoMessage() {}
 
 func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[155]
+	mi := &file_spool_v1_spool_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12563,7 +12922,7 @@ func (x *SetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*SetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{155}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *SetLimitsRequest) GetTenant() string {
@@ -12590,7 +12949,7 @@ type SetLimitsResponse struct {
 
 func (x *SetLimitsResponse) Reset() {
 	*x = SetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12602,7 +12961,7 @@ func (x *SetLimitsResponse) String() string {
 func (*SetLimitsResponse) ProtoMessage() {}
 
 func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[156]
+	mi := &file_spool_v1_spool_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12615,7 +12974,7 @@ func (x *SetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*SetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{156}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *SetLimitsResponse) GetTenant() string {
@@ -12643,7 +13002,7 @@ type GetLimitsRequest struct {
 
 func (x *GetLimitsRequest) Reset() {
 	*x = GetLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12655,7 +13014,7 @@ func (x *GetLimitsRequest) String() string {
 func (*GetLimitsRequest) ProtoMessage() {}
 
 func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[157]
+	mi := &file_spool_v1_spool_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12668,7 +13027,7 @@ func (x *GetLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsRequest.ProtoReflect.Descriptor instead.
 func (*GetLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{157}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *GetLimitsRequest) GetTenant() string {
@@ -12691,7 +13050,7 @@ type GetLimitsResponse struct {
 
 func (x *GetLimitsResponse) Reset() {
 	*x = GetLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12703,7 +13062,7 @@ func (x *GetLimitsResponse) String() string {
 func (*GetLimitsResponse) ProtoMessage() {}
 
 func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[158]
+	mi := &file_spool_v1_spool_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12716,7 +13075,7 @@ func (x *GetLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetLimitsResponse.ProtoReflect.Descriptor instead.
 func (*GetLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{158}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *GetLimitsResponse) GetTenant() string {
@@ -12750,7 +13109,7 @@ type RemoveLimitsRequest struct {
 
 func (x *RemoveLimitsRequest) Reset() {
 	*x = RemoveLimitsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12762,7 +13121,7 @@ func (x *RemoveLimitsRequest) String() string {
 func (*RemoveLimitsRequest) ProtoMessage() {}
 
 func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[159]
+	mi := &file_spool_v1_spool_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12775,7 +13134,7 @@ func (x *RemoveLimitsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsRequest.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{159}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *RemoveLimitsRequest) GetTenant() string {
@@ -12795,7 +13154,7 @@ type RemoveLimitsResponse struct {
 
 func (x *RemoveLimitsResponse) Reset() {
 	*x = RemoveLimitsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12807,7 +13166,7 @@ func (x *RemoveLimitsResponse) String() string {
 func (*RemoveLimitsResponse) ProtoMessage() {}
 
 func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[160]
+	mi := &file_spool_v1_spool_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12820,7 +13179,7 @@ func (x *RemoveLimitsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveLimitsResponse.ProtoReflect.Descriptor instead.
 func (*RemoveLimitsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{160}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *RemoveLimitsResponse) GetTenant() string {
@@ -12855,7 +13214,7 @@ type Reference struct {
 
 func (x *Reference) Reset() {
 	*x = Reference{}
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12867,7 +13226,7 @@ func (x *Reference) String() string {
 func (*Reference) ProtoMessage() {}
 
 func (x *Reference) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[161]
+	mi := &file_spool_v1_spool_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12880,7 +13239,7 @@ func (x *Reference) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Reference.ProtoReflect.Descriptor instead.
 func (*Reference) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{161}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *Reference) GetScope() string {
@@ -12926,7 +13285,7 @@ type Definition struct {
 
 func (x *Definition) Reset() {
 	*x = Definition{}
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12938,7 +13297,7 @@ func (x *Definition) String() string {
 func (*Definition) ProtoMessage() {}
 
 func (x *Definition) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[162]
+	mi := &file_spool_v1_spool_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12951,7 +13310,7 @@ func (x *Definition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Definition.ProtoReflect.Descriptor instead.
 func (*Definition) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{162}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *Definition) GetRef() *Reference {
@@ -12996,7 +13355,7 @@ type ApplyResponse struct {
 
 func (x *ApplyResponse) Reset() {
 	*x = ApplyResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13008,7 +13367,7 @@ func (x *ApplyResponse) String() string {
 func (*ApplyResponse) ProtoMessage() {}
 
 func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[163]
+	mi := &file_spool_v1_spool_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13021,7 +13380,7 @@ func (x *ApplyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyResponse.ProtoReflect.Descriptor instead.
 func (*ApplyResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{163}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ApplyResponse) GetRef() *Reference {
@@ -13054,7 +13413,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13066,7 +13425,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[164]
+	mi := &file_spool_v1_spool_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13079,7 +13438,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{164}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *RemoveResponse) GetPosition() string {
@@ -13103,7 +13462,7 @@ type ApplyAgentRequest struct {
 
 func (x *ApplyAgentRequest) Reset() {
 	*x = ApplyAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13115,7 +13474,7 @@ func (x *ApplyAgentRequest) String() string {
 func (*ApplyAgentRequest) ProtoMessage() {}
 
 func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[165]
+	mi := &file_spool_v1_spool_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13128,7 +13487,7 @@ func (x *ApplyAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyAgentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{165}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *ApplyAgentRequest) GetRef() *Reference {
@@ -13163,7 +13522,7 @@ type ListAgentsRequest struct {
 
 func (x *ListAgentsRequest) Reset() {
 	*x = ListAgentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13175,7 +13534,7 @@ func (x *ListAgentsRequest) String() string {
 func (*ListAgentsRequest) ProtoMessage() {}
 
 func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[166]
+	mi := &file_spool_v1_spool_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13188,7 +13547,7 @@ func (x *ListAgentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsRequest.ProtoReflect.Descriptor instead.
 func (*ListAgentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{166}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *ListAgentsRequest) GetPageSize() uint32 {
@@ -13216,7 +13575,7 @@ type ListAgentsResponse struct {
 
 func (x *ListAgentsResponse) Reset() {
 	*x = ListAgentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13228,7 +13587,7 @@ func (x *ListAgentsResponse) String() string {
 func (*ListAgentsResponse) ProtoMessage() {}
 
 func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[167]
+	mi := &file_spool_v1_spool_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13241,7 +13600,7 @@ func (x *ListAgentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListAgentsResponse.ProtoReflect.Descriptor instead.
 func (*ListAgentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{167}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *ListAgentsResponse) GetAgents() []*Definition {
@@ -13274,7 +13633,7 @@ type GetAgentRequest struct {
 
 func (x *GetAgentRequest) Reset() {
 	*x = GetAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13286,7 +13645,7 @@ func (x *GetAgentRequest) String() string {
 func (*GetAgentRequest) ProtoMessage() {}
 
 func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[168]
+	mi := &file_spool_v1_spool_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13299,7 +13658,7 @@ func (x *GetAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAgentRequest.ProtoReflect.Descriptor instead.
 func (*GetAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{168}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *GetAgentRequest) GetSlug() string {
@@ -13348,7 +13707,7 @@ type RemoveAgentRequest struct {
 
 func (x *RemoveAgentRequest) Reset() {
 	*x = RemoveAgentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13360,7 +13719,7 @@ func (x *RemoveAgentRequest) String() string {
 func (*RemoveAgentRequest) ProtoMessage() {}
 
 func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[169]
+	mi := &file_spool_v1_spool_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13373,7 +13732,7 @@ func (x *RemoveAgentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveAgentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveAgentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{169}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *RemoveAgentRequest) GetSlug() string {
@@ -13411,7 +13770,7 @@ type ApplyInstanceRequest struct {
 
 func (x *ApplyInstanceRequest) Reset() {
 	*x = ApplyInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13423,7 +13782,7 @@ func (x *ApplyInstanceRequest) String() string {
 func (*ApplyInstanceRequest) ProtoMessage() {}
 
 func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[170]
+	mi := &file_spool_v1_spool_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13436,7 +13795,7 @@ func (x *ApplyInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyInstanceRequest.ProtoReflect.Descriptor instead.
 func (*ApplyInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{170}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *ApplyInstanceRequest) GetRef() *Reference {
@@ -13471,7 +13830,7 @@ type ListInstancesRequest struct {
 
 func (x *ListInstancesRequest) Reset() {
 	*x = ListInstancesRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13483,7 +13842,7 @@ func (x *ListInstancesRequest) String() string {
 func (*ListInstancesRequest) ProtoMessage() {}
 
 func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[171]
+	mi := &file_spool_v1_spool_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13496,7 +13855,7 @@ func (x *ListInstancesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesRequest.ProtoReflect.Descriptor instead.
 func (*ListInstancesRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{171}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *ListInstancesRequest) GetPageSize() uint32 {
@@ -13524,7 +13883,7 @@ type ListInstancesResponse struct {
 
 func (x *ListInstancesResponse) Reset() {
 	*x = ListInstancesResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13536,7 +13895,7 @@ func (x *ListInstancesResponse) String() string {
 func (*ListInstancesResponse) ProtoMessage() {}
 
 func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[172]
+	mi := &file_spool_v1_spool_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13549,7 +13908,7 @@ func (x *ListInstancesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListInstancesResponse.ProtoReflect.Descriptor instead.
 func (*ListInstancesResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{172}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *ListInstancesResponse) GetInstances() []*Definition {
@@ -13582,7 +13941,7 @@ type GetInstanceRequest struct {
 
 func (x *GetInstanceRequest) Reset() {
 	*x = GetInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13594,7 +13953,7 @@ func (x *GetInstanceRequest) String() string {
 func (*GetInstanceRequest) ProtoMessage() {}
 
 func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[173]
+	mi := &file_spool_v1_spool_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13607,7 +13966,7 @@ func (x *GetInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{173}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *GetInstanceRequest) GetSlug() string {
@@ -13656,7 +14015,7 @@ type RemoveInstanceRequest struct {
 
 func (x *RemoveInstanceRequest) Reset() {
 	*x = RemoveInstanceRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13668,7 +14027,7 @@ func (x *RemoveInstanceRequest) String() string {
 func (*RemoveInstanceRequest) ProtoMessage() {}
 
 func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[174]
+	mi := &file_spool_v1_spool_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13681,7 +14040,7 @@ func (x *RemoveInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveInstanceRequest.ProtoReflect.Descriptor instead.
 func (*RemoveInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{174}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *RemoveInstanceRequest) GetSlug() string {
@@ -13719,7 +14078,7 @@ type ApplyEnvironmentRequest struct {
 
 func (x *ApplyEnvironmentRequest) Reset() {
 	*x = ApplyEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13731,7 +14090,7 @@ func (x *ApplyEnvironmentRequest) String() string {
 func (*ApplyEnvironmentRequest) ProtoMessage() {}
 
 func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[175]
+	mi := &file_spool_v1_spool_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13744,7 +14103,7 @@ func (x *ApplyEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ApplyEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{175}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *ApplyEnvironmentRequest) GetRef() *Reference {
@@ -13779,7 +14138,7 @@ type ListEnvironmentsRequest struct {
 
 func (x *ListEnvironmentsRequest) Reset() {
 	*x = ListEnvironmentsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13791,7 +14150,7 @@ func (x *ListEnvironmentsRequest) String() string {
 func (*ListEnvironmentsRequest) ProtoMessage() {}
 
 func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[176]
+	mi := &file_spool_v1_spool_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13804,7 +14163,7 @@ func (x *ListEnvironmentsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsRequest.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{176}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *ListEnvironmentsRequest) GetPageSize() uint32 {
@@ -13832,7 +14191,7 @@ type ListEnvironmentsResponse struct {
 
 func (x *ListEnvironmentsResponse) Reset() {
 	*x = ListEnvironmentsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13844,7 +14203,7 @@ func (x *ListEnvironmentsResponse) String() string {
 func (*ListEnvironmentsResponse) ProtoMessage() {}
 
 func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[177]
+	mi := &file_spool_v1_spool_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13857,7 +14216,7 @@ func (x *ListEnvironmentsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEnvironmentsResponse.ProtoReflect.Descriptor instead.
 func (*ListEnvironmentsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{177}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *ListEnvironmentsResponse) GetEnvironments() []*Definition {
@@ -13890,7 +14249,7 @@ type GetEnvironmentRequest struct {
 
 func (x *GetEnvironmentRequest) Reset() {
 	*x = GetEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13902,7 +14261,7 @@ func (x *GetEnvironmentRequest) String() string {
 func (*GetEnvironmentRequest) ProtoMessage() {}
 
 func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[178]
+	mi := &file_spool_v1_spool_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13915,7 +14274,7 @@ func (x *GetEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*GetEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{178}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *GetEnvironmentRequest) GetSlug() string {
@@ -13964,7 +14323,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13976,7 +14335,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[179]
+	mi := &file_spool_v1_spool_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13989,7 +14348,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{179}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *RemoveEnvironmentRequest) GetSlug() string {
@@ -14027,7 +14386,7 @@ type ExplainEnvironmentRequest struct {
 
 func (x *ExplainEnvironmentRequest) Reset() {
 	*x = ExplainEnvironmentRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14039,7 +14398,7 @@ func (x *ExplainEnvironmentRequest) String() string {
 func (*ExplainEnvironmentRequest) ProtoMessage() {}
 
 func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[180]
+	mi := &file_spool_v1_spool_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14052,7 +14411,7 @@ func (x *ExplainEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{180}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *ExplainEnvironmentRequest) GetAgent() string {
@@ -14089,7 +14448,7 @@ type ExplainEnvironmentResponse struct {
 
 func (x *ExplainEnvironmentResponse) Reset() {
 	*x = ExplainEnvironmentResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14101,7 +14460,7 @@ func (x *ExplainEnvironmentResponse) String() string {
 func (*ExplainEnvironmentResponse) ProtoMessage() {}
 
 func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[181]
+	mi := &file_spool_v1_spool_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14114,7 +14473,7 @@ func (x *ExplainEnvironmentResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainEnvironmentResponse.ProtoReflect.Descriptor instead.
 func (*ExplainEnvironmentResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{181}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *ExplainEnvironmentResponse) GetVariables() []*ExplainedVariable {
@@ -14143,7 +14502,7 @@ type ExplainedHost struct {
 
 func (x *ExplainedHost) Reset() {
 	*x = ExplainedHost{}
-	mi := &file_spool_v1_spool_proto_msgTypes[182]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14155,7 +14514,7 @@ func (x *ExplainedHost) String() string {
 func (*ExplainedHost) ProtoMessage() {}
 
 func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[182]
+	mi := &file_spool_v1_spool_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14168,7 +14527,7 @@ func (x *ExplainedHost) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedHost.ProtoReflect.Descriptor instead.
 func (*ExplainedHost) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{182}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *ExplainedHost) GetEntry() string {
@@ -14199,7 +14558,7 @@ type ExplainedVariable struct {
 
 func (x *ExplainedVariable) Reset() {
 	*x = ExplainedVariable{}
-	mi := &file_spool_v1_spool_proto_msgTypes[183]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14211,7 +14570,7 @@ func (x *ExplainedVariable) String() string {
 func (*ExplainedVariable) ProtoMessage() {}
 
 func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[183]
+	mi := &file_spool_v1_spool_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14224,7 +14583,7 @@ func (x *ExplainedVariable) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainedVariable.ProtoReflect.Descriptor instead.
 func (*ExplainedVariable) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{183}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *ExplainedVariable) GetName() string {
@@ -14266,7 +14625,7 @@ type ListSkillsRequest struct {
 
 func (x *ListSkillsRequest) Reset() {
 	*x = ListSkillsRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[184]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14278,7 +14637,7 @@ func (x *ListSkillsRequest) String() string {
 func (*ListSkillsRequest) ProtoMessage() {}
 
 func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[184]
+	mi := &file_spool_v1_spool_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14291,7 +14650,7 @@ func (x *ListSkillsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsRequest.ProtoReflect.Descriptor instead.
 func (*ListSkillsRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{184}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *ListSkillsRequest) GetPageSize() uint32 {
@@ -14319,7 +14678,7 @@ type ListSkillsResponse struct {
 
 func (x *ListSkillsResponse) Reset() {
 	*x = ListSkillsResponse{}
-	mi := &file_spool_v1_spool_proto_msgTypes[185]
+	mi := &file_spool_v1_spool_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14331,7 +14690,7 @@ func (x *ListSkillsResponse) String() string {
 func (*ListSkillsResponse) ProtoMessage() {}
 
 func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[185]
+	mi := &file_spool_v1_spool_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14344,7 +14703,7 @@ func (x *ListSkillsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListSkillsResponse.ProtoReflect.Descriptor instead.
 func (*ListSkillsResponse) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{185}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *ListSkillsResponse) GetSkills() []*Skill {
@@ -14377,7 +14736,7 @@ type GetSkillRequest struct {
 
 func (x *GetSkillRequest) Reset() {
 	*x = GetSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[186]
+	mi := &file_spool_v1_spool_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14389,7 +14748,7 @@ func (x *GetSkillRequest) String() string {
 func (*GetSkillRequest) ProtoMessage() {}
 
 func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[186]
+	mi := &file_spool_v1_spool_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14402,7 +14761,7 @@ func (x *GetSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetSkillRequest.ProtoReflect.Descriptor instead.
 func (*GetSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{186}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GetSkillRequest) GetSlug() string {
@@ -14464,7 +14823,7 @@ type Skill struct {
 
 func (x *Skill) Reset() {
 	*x = Skill{}
-	mi := &file_spool_v1_spool_proto_msgTypes[187]
+	mi := &file_spool_v1_spool_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14476,7 +14835,7 @@ func (x *Skill) String() string {
 func (*Skill) ProtoMessage() {}
 
 func (x *Skill) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[187]
+	mi := &file_spool_v1_spool_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14489,7 +14848,7 @@ func (x *Skill) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Skill.ProtoReflect.Descriptor instead.
 func (*Skill) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{187}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *Skill) GetRef() *Reference {
@@ -14570,7 +14929,7 @@ type TagSkillRequest struct {
 
 func (x *TagSkillRequest) Reset() {
 	*x = TagSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[188]
+	mi := &file_spool_v1_spool_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14582,7 +14941,7 @@ func (x *TagSkillRequest) String() string {
 func (*TagSkillRequest) ProtoMessage() {}
 
 func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[188]
+	mi := &file_spool_v1_spool_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14595,7 +14954,7 @@ func (x *TagSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TagSkillRequest.ProtoReflect.Descriptor instead.
 func (*TagSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{188}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *TagSkillRequest) GetSlug() string {
@@ -14646,7 +15005,7 @@ type RemoveSkillRequest struct {
 
 func (x *RemoveSkillRequest) Reset() {
 	*x = RemoveSkillRequest{}
-	mi := &file_spool_v1_spool_proto_msgTypes[189]
+	mi := &file_spool_v1_spool_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14658,7 +15017,7 @@ func (x *RemoveSkillRequest) String() string {
 func (*RemoveSkillRequest) ProtoMessage() {}
 
 func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_spool_v1_spool_proto_msgTypes[189]
+	mi := &file_spool_v1_spool_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14671,7 +15030,7 @@ func (x *RemoveSkillRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveSkillRequest.ProtoReflect.Descriptor instead.
 func (*RemoveSkillRequest) Descriptor() ([]byte, []int) {
-	return file_spool_v1_spool_proto_rawDescGZIP(), []int{189}
+	return file_spool_v1_spool_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *RemoveSkillRequest) GetSlug() string {
@@ -15694,7 +16053,7 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"_ended_seqB\a\n" +
 	"\x05_codeB\n" +
 	"\n" +
-	"\b_message\"\xc1\b\n" +
+	"\b_message\"\xb6\t\n" +
 	"\x05Block\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x16\n" +
@@ -15724,7 +16083,10 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\asubtype\x18\x16 \x01(\tH\x0eR\asubtype\x88\x01\x01\x12\x17\n" +
 	"\x04code\x18\x17 \x01(\tH\x0fR\x04code\x88\x01\x01\x12\x1d\n" +
 	"\amessage\x18\x18 \x01(\tH\x10R\amessage\x88\x01\x01\x12\x1b\n" +
-	"\x06anchor\x18\x19 \x01(\tH\x11R\x06anchor\x88\x01\x01B\x0f\n" +
+	"\x06anchor\x18\x19 \x01(\tH\x11R\x06anchor\x88\x01\x01\x12\"\n" +
+	"\x04plan\x18\x1a \x01(\v2\x0e.spool.v1.PlanR\x04plan\x12\"\n" +
+	"\x04step\x18\x1b \x01(\v2\x0e.spool.v1.StepR\x04step\x12+\n" +
+	"\x05skill\x18\x1c \x01(\v2\x15.spool.v1.LoadedSkillR\x05skillB\x0f\n" +
 	"\r_execution_idB\x12\n" +
 	"\x10_conversation_idB\n" +
 	"\n" +
@@ -15747,7 +16109,48 @@ const file_spool_v1_spool_proto_rawDesc = "" +
 	"\x05_codeB\n" +
 	"\n" +
 	"\b_messageB\t\n" +
-	"\a_anchor\"<\n" +
+	"\a_anchor\"\x8c\x01\n" +
+	"\x04Plan\x12\x19\n" +
+	"\x05title\x18\x01 \x01(\tH\x00R\x05title\x88\x01\x01\x12%\n" +
+	"\vexplanation\x18\x02 \x01(\tH\x01R\vexplanation\x88\x01\x01\x12(\n" +
+	"\x05items\x18\x03 \x03(\v2\x12.spool.v1.PlanItemR\x05itemsB\b\n" +
+	"\x06_titleB\x0e\n" +
+	"\f_explanation\"\x86\x01\n" +
+	"\bPlanItem\x12\x13\n" +
+	"\x02id\x18\x01 \x01(\tH\x00R\x02id\x88\x01\x01\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\tR\acontent\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1f\n" +
+	"\bpriority\x18\x04 \x01(\tH\x01R\bpriority\x88\x01\x01B\x05\n" +
+	"\x03_idB\v\n" +
+	"\t_priority\"\xe7\x03\n" +
+	"\x04Step\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05title\x18\x02 \x01(\tR\x05title\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x12\x1d\n" +
+	"\n" +
+	"depends_on\x18\x04 \x03(\tR\tdependsOn\x12,\n" +
+	"\x0fconversation_id\x18\x05 \x01(\tH\x00R\x0econversationId\x88\x01\x01\x12&\n" +
+	"\fexecution_id\x18\x06 \x01(\tH\x01R\vexecutionId\x88\x01\x01\x12\x1b\n" +
+	"\x06result\x18\a \x01(\tH\x02R\x06result\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"error_code\x18\b \x01(\tH\x03R\terrorCode\x88\x01\x01\x12(\n" +
+	"\rerror_message\x18\t \x01(\tH\x04R\ferrorMessage\x88\x01\x01\x129\n" +
+	"\n" +
+	"started_at\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bended_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\aendedAtB\x12\n" +
+	"\x10_conversation_idB\x0f\n" +
+	"\r_execution_idB\t\n" +
+	"\a_resultB\r\n" +
+	"\v_error_codeB\x10\n" +
+	"\x0e_error_message\"n\n" +
+	"\vLoadedSkill\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
+	"\aversion\x18\x02 \x01(\tH\x00R\aversion\x88\x01\x01\x12\x17\n" +
+	"\x04path\x18\x03 \x01(\tH\x01R\x04path\x88\x01\x01B\n" +
+	"\n" +
+	"\b_versionB\a\n" +
+	"\x05_path\"<\n" +
 	"\bTodoItem\x12\x18\n" +
 	"\acontent\x18\x01 \x01(\tR\acontent\x12\x16\n" +
 	"\x06status\x18\x02 \x01(\tR\x06status\"\x84\x01\n" +
@@ -16194,7 +16597,7 @@ func file_spool_v1_spool_proto_rawDescGZIP() []byte {
 	return file_spool_v1_spool_proto_rawDescData
 }
 
-var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 194)
+var file_spool_v1_spool_proto_msgTypes = make([]protoimpl.MessageInfo, 198)
 var file_spool_v1_spool_proto_goTypes = []any{
 	(*Json)(nil),                         // 0: spool.v1.Json
 	(*SessionOptions)(nil),               // 1: spool.v1.SessionOptions
@@ -16315,87 +16718,91 @@ var file_spool_v1_spool_proto_goTypes = []any{
 	(*TimelineLane)(nil),                 // 116: spool.v1.TimelineLane
 	(*TimelineMark)(nil),                 // 117: spool.v1.TimelineMark
 	(*Block)(nil),                        // 118: spool.v1.Block
-	(*TodoItem)(nil),                     // 119: spool.v1.TodoItem
-	(*CreateKeyRequest)(nil),             // 120: spool.v1.CreateKeyRequest
-	(*CreateKeyResponse)(nil),            // 121: spool.v1.CreateKeyResponse
-	(*CreateSignInCodeRequest)(nil),      // 122: spool.v1.CreateSignInCodeRequest
-	(*CreateSignInCodeResponse)(nil),     // 123: spool.v1.CreateSignInCodeResponse
-	(*ExchangeSignInCodeRequest)(nil),    // 124: spool.v1.ExchangeSignInCodeRequest
-	(*ExchangeSignInCodeResponse)(nil),   // 125: spool.v1.ExchangeSignInCodeResponse
-	(*GetSignInSessionRequest)(nil),      // 126: spool.v1.GetSignInSessionRequest
-	(*SignInSession)(nil),                // 127: spool.v1.SignInSession
-	(*DeleteSignInSessionRequest)(nil),   // 128: spool.v1.DeleteSignInSessionRequest
-	(*DeleteSignInSessionResponse)(nil),  // 129: spool.v1.DeleteSignInSessionResponse
-	(*ListDeadLettersRequest)(nil),       // 130: spool.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),      // 131: spool.v1.ListDeadLettersResponse
-	(*DeadLetter)(nil),                   // 132: spool.v1.DeadLetter
-	(*ListAuditRequest)(nil),             // 133: spool.v1.ListAuditRequest
-	(*ListAuditResponse)(nil),            // 134: spool.v1.ListAuditResponse
-	(*AuditEntry)(nil),                   // 135: spool.v1.AuditEntry
-	(*AuditActor)(nil),                   // 136: spool.v1.AuditActor
-	(*GetDeadLetterRequest)(nil),         // 137: spool.v1.GetDeadLetterRequest
-	(*RetryDeadLetterRequest)(nil),       // 138: spool.v1.RetryDeadLetterRequest
-	(*RetryDeadLetterResponse)(nil),      // 139: spool.v1.RetryDeadLetterResponse
-	(*DropDeadLetterRequest)(nil),        // 140: spool.v1.DropDeadLetterRequest
-	(*DropDeadLetterResponse)(nil),       // 141: spool.v1.DropDeadLetterResponse
-	(*ListKeysRequest)(nil),              // 142: spool.v1.ListKeysRequest
-	(*ListKeysResponse)(nil),             // 143: spool.v1.ListKeysResponse
-	(*Key)(nil),                          // 144: spool.v1.Key
-	(*RevokeKeyRequest)(nil),             // 145: spool.v1.RevokeKeyRequest
-	(*RevokeKeyResponse)(nil),            // 146: spool.v1.RevokeKeyResponse
-	(*SetBudgetRequest)(nil),             // 147: spool.v1.SetBudgetRequest
-	(*SetBudgetResponse)(nil),            // 148: spool.v1.SetBudgetResponse
-	(*ListBudgetsRequest)(nil),           // 149: spool.v1.ListBudgetsRequest
-	(*ListBudgetsResponse)(nil),          // 150: spool.v1.ListBudgetsResponse
-	(*TenantBudget)(nil),                 // 151: spool.v1.TenantBudget
-	(*RemoveBudgetRequest)(nil),          // 152: spool.v1.RemoveBudgetRequest
-	(*RemoveBudgetResponse)(nil),         // 153: spool.v1.RemoveBudgetResponse
-	(*TenantLimits)(nil),                 // 154: spool.v1.TenantLimits
-	(*SetLimitsRequest)(nil),             // 155: spool.v1.SetLimitsRequest
-	(*SetLimitsResponse)(nil),            // 156: spool.v1.SetLimitsResponse
-	(*GetLimitsRequest)(nil),             // 157: spool.v1.GetLimitsRequest
-	(*GetLimitsResponse)(nil),            // 158: spool.v1.GetLimitsResponse
-	(*RemoveLimitsRequest)(nil),          // 159: spool.v1.RemoveLimitsRequest
-	(*RemoveLimitsResponse)(nil),         // 160: spool.v1.RemoveLimitsResponse
-	(*Reference)(nil),                    // 161: spool.v1.Reference
-	(*Definition)(nil),                   // 162: spool.v1.Definition
-	(*ApplyResponse)(nil),                // 163: spool.v1.ApplyResponse
-	(*RemoveResponse)(nil),               // 164: spool.v1.RemoveResponse
-	(*ApplyAgentRequest)(nil),            // 165: spool.v1.ApplyAgentRequest
-	(*ListAgentsRequest)(nil),            // 166: spool.v1.ListAgentsRequest
-	(*ListAgentsResponse)(nil),           // 167: spool.v1.ListAgentsResponse
-	(*GetAgentRequest)(nil),              // 168: spool.v1.GetAgentRequest
-	(*RemoveAgentRequest)(nil),           // 169: spool.v1.RemoveAgentRequest
-	(*ApplyInstanceRequest)(nil),         // 170: spool.v1.ApplyInstanceRequest
-	(*ListInstancesRequest)(nil),         // 171: spool.v1.ListInstancesRequest
-	(*ListInstancesResponse)(nil),        // 172: spool.v1.ListInstancesResponse
-	(*GetInstanceRequest)(nil),           // 173: spool.v1.GetInstanceRequest
-	(*RemoveInstanceRequest)(nil),        // 174: spool.v1.RemoveInstanceRequest
-	(*ApplyEnvironmentRequest)(nil),      // 175: spool.v1.ApplyEnvironmentRequest
-	(*ListEnvironmentsRequest)(nil),      // 176: spool.v1.ListEnvironmentsRequest
-	(*ListEnvironmentsResponse)(nil),     // 177: spool.v1.ListEnvironmentsResponse
-	(*GetEnvironmentRequest)(nil),        // 178: spool.v1.GetEnvironmentRequest
-	(*RemoveEnvironmentRequest)(nil),     // 179: spool.v1.RemoveEnvironmentRequest
-	(*ExplainEnvironmentRequest)(nil),    // 180: spool.v1.ExplainEnvironmentRequest
-	(*ExplainEnvironmentResponse)(nil),   // 181: spool.v1.ExplainEnvironmentResponse
-	(*ExplainedHost)(nil),                // 182: spool.v1.ExplainedHost
-	(*ExplainedVariable)(nil),            // 183: spool.v1.ExplainedVariable
-	(*ListSkillsRequest)(nil),            // 184: spool.v1.ListSkillsRequest
-	(*ListSkillsResponse)(nil),           // 185: spool.v1.ListSkillsResponse
-	(*GetSkillRequest)(nil),              // 186: spool.v1.GetSkillRequest
-	(*Skill)(nil),                        // 187: spool.v1.Skill
-	(*TagSkillRequest)(nil),              // 188: spool.v1.TagSkillRequest
-	(*RemoveSkillRequest)(nil),           // 189: spool.v1.RemoveSkillRequest
-	nil,                                  // 190: spool.v1.ModelSettings.EnvEntry
-	nil,                                  // 191: spool.v1.PostMessageRequest.EnvironmentEntry
-	nil,                                  // 192: spool.v1.StartExecutionRequest.EnvironmentEntry
-	nil,                                  // 193: spool.v1.RecoverExecutionRequest.EnvironmentEntry
-	(*timestamppb.Timestamp)(nil),        // 194: google.protobuf.Timestamp
+	(*Plan)(nil),                         // 119: spool.v1.Plan
+	(*PlanItem)(nil),                     // 120: spool.v1.PlanItem
+	(*Step)(nil),                         // 121: spool.v1.Step
+	(*LoadedSkill)(nil),                  // 122: spool.v1.LoadedSkill
+	(*TodoItem)(nil),                     // 123: spool.v1.TodoItem
+	(*CreateKeyRequest)(nil),             // 124: spool.v1.CreateKeyRequest
+	(*CreateKeyResponse)(nil),            // 125: spool.v1.CreateKeyResponse
+	(*CreateSignInCodeRequest)(nil),      // 126: spool.v1.CreateSignInCodeRequest
+	(*CreateSignInCodeResponse)(nil),     // 127: spool.v1.CreateSignInCodeResponse
+	(*ExchangeSignInCodeRequest)(nil),    // 128: spool.v1.ExchangeSignInCodeRequest
+	(*ExchangeSignInCodeResponse)(nil),   // 129: spool.v1.ExchangeSignInCodeResponse
+	(*GetSignInSessionRequest)(nil),      // 130: spool.v1.GetSignInSessionRequest
+	(*SignInSession)(nil),                // 131: spool.v1.SignInSession
+	(*DeleteSignInSessionRequest)(nil),   // 132: spool.v1.DeleteSignInSessionRequest
+	(*DeleteSignInSessionResponse)(nil),  // 133: spool.v1.DeleteSignInSessionResponse
+	(*ListDeadLettersRequest)(nil),       // 134: spool.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),      // 135: spool.v1.ListDeadLettersResponse
+	(*DeadLetter)(nil),                   // 136: spool.v1.DeadLetter
+	(*ListAuditRequest)(nil),             // 137: spool.v1.ListAuditRequest
+	(*ListAuditResponse)(nil),            // 138: spool.v1.ListAuditResponse
+	(*AuditEntry)(nil),                   // 139: spool.v1.AuditEntry
+	(*AuditActor)(nil),                   // 140: spool.v1.AuditActor
+	(*GetDeadLetterRequest)(nil),         // 141: spool.v1.GetDeadLetterRequest
+	(*RetryDeadLetterRequest)(nil),       // 142: spool.v1.RetryDeadLetterRequest
+	(*RetryDeadLetterResponse)(nil),      // 143: spool.v1.RetryDeadLetterResponse
+	(*DropDeadLetterRequest)(nil),        // 144: spool.v1.DropDeadLetterRequest
+	(*DropDeadLetterResponse)(nil),       // 145: spool.v1.DropDeadLetterResponse
+	(*ListKeysRequest)(nil),              // 146: spool.v1.ListKeysRequest
+	(*ListKeysResponse)(nil),             // 147: spool.v1.ListKeysResponse
+	(*Key)(nil),                          // 148: spool.v1.Key
+	(*RevokeKeyRequest)(nil),             // 149: spool.v1.RevokeKeyRequest
+	(*RevokeKeyResponse)(nil),            // 150: spool.v1.RevokeKeyResponse
+	(*SetBudgetRequest)(nil),             // 151: spool.v1.SetBudgetRequest
+	(*SetBudgetResponse)(nil),            // 152: spool.v1.SetBudgetResponse
+	(*ListBudgetsRequest)(nil),           // 153: spool.v1.ListBudgetsRequest
+	(*ListBudgetsResponse)(nil),          // 154: spool.v1.ListBudgetsResponse
+	(*TenantBudget)(nil),                 // 155: spool.v1.TenantBudget
+	(*RemoveBudgetRequest)(nil),          // 156: spool.v1.RemoveBudgetRequest
+	(*RemoveBudgetResponse)(nil),         // 157: spool.v1.RemoveBudgetResponse
+	(*TenantLimits)(nil),                 // 158: spool.v1.TenantLimits
+	(*SetLimitsRequest)(nil),             // 159: spool.v1.SetLimitsRequest
+	(*SetLimitsResponse)(nil),            // 160: spool.v1.SetLimitsResponse
+	(*GetLimitsRequest)(nil),             // 161: spool.v1.GetLimitsRequest
+	(*GetLimitsResponse)(nil),            // 162: spool.v1.GetLimitsResponse
+	(*RemoveLimitsRequest)(nil),          // 163: spool.v1.RemoveLimitsRequest
+	(*RemoveLimitsResponse)(nil),         // 164: spool.v1.RemoveLimitsResponse
+	(*Reference)(nil),                    // 165: spool.v1.Reference
+	(*Definition)(nil),                   // 166: spool.v1.Definition
+	(*ApplyResponse)(nil),                // 167: spool.v1.ApplyResponse
+	(*RemoveResponse)(nil),               // 168: spool.v1.RemoveResponse
+	(*ApplyAgentRequest)(nil),            // 169: spool.v1.ApplyAgentRequest
+	(*ListAgentsRequest)(nil),            // 170: spool.v1.ListAgentsRequest
+	(*ListAgentsResponse)(nil),           // 171: spool.v1.ListAgentsResponse
+	(*GetAgentRequest)(nil),              // 172: spool.v1.GetAgentRequest
+	(*RemoveAgentRequest)(nil),           // 173: spool.v1.RemoveAgentRequest
+	(*ApplyInstanceRequest)(nil),         // 174: spool.v1.ApplyInstanceRequest
+	(*ListInstancesRequest)(nil),         // 175: spool.v1.ListInstancesRequest
+	(*ListInstancesResponse)(nil),        // 176: spool.v1.ListInstancesResponse
+	(*GetInstanceRequest)(nil),           // 177: spool.v1.GetInstanceRequest
+	(*RemoveInstanceRequest)(nil),        // 178: spool.v1.RemoveInstanceRequest
+	(*ApplyEnvironmentRequest)(nil),      // 179: spool.v1.ApplyEnvironmentRequest
+	(*ListEnvironmentsRequest)(nil),      // 180: spool.v1.ListEnvironmentsRequest
+	(*ListEnvironmentsResponse)(nil),     // 181: spool.v1.ListEnvironmentsResponse
+	(*GetEnvironmentRequest)(nil),        // 182: spool.v1.GetEnvironmentRequest
+	(*RemoveEnvironmentRequest)(nil),     // 183: spool.v1.RemoveEnvironmentRequest
+	(*ExplainEnvironmentRequest)(nil),    // 184: spool.v1.ExplainEnvironmentRequest
+	(*ExplainEnvironmentResponse)(nil),   // 185: spool.v1.ExplainEnvironmentResponse
+	(*ExplainedHost)(nil),                // 186: spool.v1.ExplainedHost
+	(*ExplainedVariable)(nil),            // 187: spool.v1.ExplainedVariable
+	(*ListSkillsRequest)(nil),            // 188: spool.v1.ListSkillsRequest
+	(*ListSkillsResponse)(nil),           // 189: spool.v1.ListSkillsResponse
+	(*GetSkillRequest)(nil),              // 190: spool.v1.GetSkillRequest
+	(*Skill)(nil),                        // 191: spool.v1.Skill
+	(*TagSkillRequest)(nil),              // 192: spool.v1.TagSkillRequest
+	(*RemoveSkillRequest)(nil),           // 193: spool.v1.RemoveSkillRequest
+	nil,                                  // 194: spool.v1.ModelSettings.EnvEntry
+	nil,                                  // 195: spool.v1.PostMessageRequest.EnvironmentEntry
+	nil,                                  // 196: spool.v1.StartExecutionRequest.EnvironmentEntry
+	nil,                                  // 197: spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	(*timestamppb.Timestamp)(nil),        // 198: google.protobuf.Timestamp
 }
 var file_spool_v1_spool_proto_depIdxs = []int32{
 	3,   // 0: spool.v1.SessionOptions.budget:type_name -> spool.v1.Budget
 	2,   // 1: spool.v1.SessionOptions.model_settings:type_name -> spool.v1.ModelSettings
-	190, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
+	194, // 2: spool.v1.ModelSettings.env:type_name -> spool.v1.ModelSettings.EnvEntry
 	1,   // 3: spool.v1.CreateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 4: spool.v1.CreateSessionRequest.metadata:type_name -> spool.v1.Json
 	4,   // 5: spool.v1.CreateSessionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
@@ -16403,33 +16810,33 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	9,   // 7: spool.v1.ForkSessionResponse.parent:type_name -> spool.v1.ParentSession
 	16,  // 8: spool.v1.StreamSessionsResponse.session:type_name -> spool.v1.Session
 	12,  // 9: spool.v1.StreamSessionsResponse.deleted:type_name -> spool.v1.DeletedSession
-	194, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
+	198, // 10: spool.v1.DeletedSession.deleted_at:type_name -> google.protobuf.Timestamp
 	16,  // 11: spool.v1.ListSessionsResponse.sessions:type_name -> spool.v1.Session
 	1,   // 12: spool.v1.Session.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 13: spool.v1.Session.metadata:type_name -> spool.v1.Json
-	194, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
-	194, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
+	198, // 14: spool.v1.Session.created_at:type_name -> google.protobuf.Timestamp
+	198, // 15: spool.v1.Session.updated_at:type_name -> google.protobuf.Timestamp
 	18,  // 16: spool.v1.Session.current_sandbox:type_name -> spool.v1.CurrentSandbox
-	194, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
+	198, // 17: spool.v1.Session.snapshot_at:type_name -> google.protobuf.Timestamp
 	9,   // 18: spool.v1.Session.parent:type_name -> spool.v1.ParentSession
-	194, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
+	198, // 19: spool.v1.Session.phase_since:type_name -> google.protobuf.Timestamp
 	17,  // 20: spool.v1.Session.last_error:type_name -> spool.v1.SessionError
 	71,  // 21: spool.v1.Session.usage:type_name -> spool.v1.Usage
-	194, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
-	194, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
-	194, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 22: spool.v1.SessionError.time:type_name -> google.protobuf.Timestamp
+	198, // 23: spool.v1.CurrentSandbox.created_at:type_name -> google.protobuf.Timestamp
+	198, // 24: spool.v1.CurrentSandbox.ended_at:type_name -> google.protobuf.Timestamp
 	1,   // 25: spool.v1.UpdateSessionRequest.session_options:type_name -> spool.v1.SessionOptions
 	0,   // 26: spool.v1.UpdateSessionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 27: spool.v1.PostMessageRequest.parts:type_name -> spool.v1.Part
 	0,   // 28: spool.v1.PostMessageRequest.metadata:type_name -> spool.v1.Json
 	4,   // 29: spool.v1.PostMessageRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	191, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
+	195, // 30: spool.v1.PostMessageRequest.environment:type_name -> spool.v1.PostMessageRequest.EnvironmentEntry
 	88,  // 31: spool.v1.PostMessageRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 32: spool.v1.PostMessageResponse.execution:type_name -> spool.v1.Execution
 	35,  // 33: spool.v1.ListConversationsResponse.conversations:type_name -> spool.v1.Conversation
-	194, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
-	194, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
-	194, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
+	198, // 34: spool.v1.Conversation.started_at:type_name -> google.protobuf.Timestamp
+	198, // 35: spool.v1.Conversation.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 36: spool.v1.SessionState.time:type_name -> google.protobuf.Timestamp
 	16,  // 37: spool.v1.SessionState.session:type_name -> spool.v1.Session
 	68,  // 38: spool.v1.SessionState.executions:type_name -> spool.v1.Execution
 	118, // 39: spool.v1.SessionState.blocks:type_name -> spool.v1.Block
@@ -16441,10 +16848,10 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	42,  // 45: spool.v1.SessionState.files:type_name -> spool.v1.WorkspaceState
 	38,  // 46: spool.v1.SessionState.incomplete_text:type_name -> spool.v1.IncompleteText
 	85,  // 47: spool.v1.SessionState.approvals:type_name -> spool.v1.Approval
-	119, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
-	194, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
+	123, // 48: spool.v1.TodoList.items:type_name -> spool.v1.TodoItem
+	198, // 49: spool.v1.WorkspaceState.snapshot_at:type_name -> google.protobuf.Timestamp
 	43,  // 50: spool.v1.WorkspaceState.changes:type_name -> spool.v1.FileChange
-	194, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
+	198, // 51: spool.v1.FileChange.time:type_name -> google.protobuf.Timestamp
 	46,  // 52: spool.v1.SessionDiff.blocks:type_name -> spool.v1.BlockChange
 	47,  // 53: spool.v1.SessionDiff.statuses:type_name -> spool.v1.StatusChange
 	40,  // 54: spool.v1.SessionDiff.reported:type_name -> spool.v1.UsageTotal
@@ -16460,51 +16867,51 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	0,   // 64: spool.v1.StartExecutionRequest.metadata:type_name -> spool.v1.Json
 	25,  // 65: spool.v1.StartExecutionRequest.parts:type_name -> spool.v1.Part
 	4,   // 66: spool.v1.StartExecutionRequest.workspace_files:type_name -> spool.v1.WorkspaceFile
-	192, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
+	196, // 67: spool.v1.StartExecutionRequest.environment:type_name -> spool.v1.StartExecutionRequest.EnvironmentEntry
 	88,  // 68: spool.v1.StartExecutionRequest.permissions:type_name -> spool.v1.ExecutionPermissions
 	68,  // 69: spool.v1.StartExecutionResponse.execution:type_name -> spool.v1.Execution
 	68,  // 70: spool.v1.ListExecutionsResponse.executions:type_name -> spool.v1.Execution
-	194, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
-	194, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
-	194, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
-	194, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
-	194, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 71: spool.v1.ExecutionStatus.queued_at:type_name -> google.protobuf.Timestamp
+	198, // 72: spool.v1.ExecutionStatus.dispatched_at:type_name -> google.protobuf.Timestamp
+	198, // 73: spool.v1.ExecutionStatus.started_at:type_name -> google.protobuf.Timestamp
+	198, // 74: spool.v1.ExecutionStatus.updated_at:type_name -> google.protobuf.Timestamp
+	198, // 75: spool.v1.ExecutionStatus.ended_at:type_name -> google.protobuf.Timestamp
 	62,  // 76: spool.v1.ExecutionStatus.messages:type_name -> spool.v1.MessageStatus
 	63,  // 77: spool.v1.ExecutionStatus.message_counts:type_name -> spool.v1.MessageCounts
 	64,  // 78: spool.v1.ExecutionStatus.tool_calls:type_name -> spool.v1.ToolCallStatus
 	65,  // 79: spool.v1.ExecutionStatus.tool_call_counts:type_name -> spool.v1.ToolCallCounts
-	119, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
+	123, // 80: spool.v1.ExecutionStatus.todos:type_name -> spool.v1.TodoItem
 	66,  // 81: spool.v1.ExecutionStatus.subagents:type_name -> spool.v1.SubagentStatus
 	67,  // 82: spool.v1.ExecutionStatus.subagent_counts:type_name -> spool.v1.SubagentCounts
 	71,  // 83: spool.v1.ExecutionStatus.usage:type_name -> spool.v1.Usage
 	40,  // 84: spool.v1.ExecutionStatus.metered:type_name -> spool.v1.UsageTotal
 	102, // 85: spool.v1.ExecutionStatus.lag:type_name -> spool.v1.Lag
 	61,  // 86: spool.v1.ExecutionStatus.pending_approvals:type_name -> spool.v1.PendingApproval
-	194, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
-	194, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
-	194, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
-	194, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
-	194, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
-	194, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 87: spool.v1.PendingApproval.requested_at:type_name -> google.protobuf.Timestamp
+	198, // 88: spool.v1.MessageStatus.time:type_name -> google.protobuf.Timestamp
+	198, // 89: spool.v1.ToolCallStatus.started_at:type_name -> google.protobuf.Timestamp
+	198, // 90: spool.v1.ToolCallStatus.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 91: spool.v1.SubagentStatus.started_at:type_name -> google.protobuf.Timestamp
+	198, // 92: spool.v1.SubagentStatus.ended_at:type_name -> google.protobuf.Timestamp
 	71,  // 93: spool.v1.Execution.usage:type_name -> spool.v1.Usage
 	0,   // 94: spool.v1.Execution.metadata:type_name -> spool.v1.Json
-	194, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
-	194, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
-	194, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
-	194, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 95: spool.v1.Execution.queued_at:type_name -> google.protobuf.Timestamp
+	198, // 96: spool.v1.Execution.dispatched_at:type_name -> google.protobuf.Timestamp
+	198, // 97: spool.v1.Execution.started_at:type_name -> google.protobuf.Timestamp
+	198, // 98: spool.v1.Execution.ended_at:type_name -> google.protobuf.Timestamp
 	70,  // 99: spool.v1.Execution.metered:type_name -> spool.v1.MeteredUsage
 	0,   // 100: spool.v1.Execution.resolved:type_name -> spool.v1.Json
-	194, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
+	198, // 101: spool.v1.Execution.updated_at:type_name -> google.protobuf.Timestamp
 	69,  // 102: spool.v1.Execution.waiting:type_name -> spool.v1.Waiting
-	194, // 103: spool.v1.Waiting.since:type_name -> google.protobuf.Timestamp
-	194, // 104: spool.v1.Waiting.until:type_name -> google.protobuf.Timestamp
+	198, // 103: spool.v1.Waiting.since:type_name -> google.protobuf.Timestamp
+	198, // 104: spool.v1.Waiting.until:type_name -> google.protobuf.Timestamp
 	71,  // 105: spool.v1.MeteredUsage.usage:type_name -> spool.v1.Usage
-	193, // 106: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
+	197, // 106: spool.v1.RecoverExecutionRequest.environment:type_name -> spool.v1.RecoverExecutionRequest.EnvironmentEntry
 	85,  // 107: spool.v1.ListApprovalsResponse.approvals:type_name -> spool.v1.Approval
-	136, // 108: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
-	194, // 109: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
-	194, // 110: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
-	194, // 111: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
+	140, // 108: spool.v1.Approval.decided_by:type_name -> spool.v1.AuditActor
+	198, // 109: spool.v1.Approval.requested_at:type_name -> google.protobuf.Timestamp
+	198, // 110: spool.v1.Approval.decided_at:type_name -> google.protobuf.Timestamp
+	198, // 111: spool.v1.Approval.ended_at:type_name -> google.protobuf.Timestamp
 	0,   // 112: spool.v1.Approval.request:type_name -> spool.v1.Json
 	0,   // 113: spool.v1.Approval.decided:type_name -> spool.v1.Json
 	0,   // 114: spool.v1.DecideApprovalRequest.arguments:type_name -> spool.v1.Json
@@ -16516,7 +16923,7 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	94,  // 120: spool.v1.ListHistoryResponse.ancestors:type_name -> spool.v1.Ancestor
 	97,  // 121: spool.v1.ListHistoryBlocksResponse.ancestors:type_name -> spool.v1.InheritedBlocks
 	118, // 122: spool.v1.InheritedBlocks.blocks:type_name -> spool.v1.Block
-	194, // 123: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
+	198, // 123: spool.v1.Event.time:type_name -> google.protobuf.Timestamp
 	0,   // 124: spool.v1.Event.data:type_name -> spool.v1.Json
 	99,  // 125: spool.v1.Event.metadata:type_name -> spool.v1.EventMetadata
 	0,   // 126: spool.v1.EventMetadata.session:type_name -> spool.v1.Json
@@ -16531,204 +16938,210 @@ var file_spool_v1_spool_proto_depIdxs = []int32{
 	118, // 135: spool.v1.ListBlocksResponse.blocks:type_name -> spool.v1.Block
 	111, // 136: spool.v1.ListBlocksResponse.truncated:type_name -> spool.v1.TruncatedField
 	118, // 137: spool.v1.GetBlockResponse.block:type_name -> spool.v1.Block
-	194, // 138: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
-	194, // 139: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
+	198, // 138: spool.v1.Timeline.start:type_name -> google.protobuf.Timestamp
+	198, // 139: spool.v1.Timeline.end:type_name -> google.protobuf.Timestamp
 	116, // 140: spool.v1.Timeline.lanes:type_name -> spool.v1.TimelineLane
 	117, // 141: spool.v1.Timeline.marks:type_name -> spool.v1.TimelineMark
-	194, // 142: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
-	194, // 143: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
-	194, // 144: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
+	198, // 142: spool.v1.TimelineMark.time:type_name -> google.protobuf.Timestamp
+	198, // 143: spool.v1.TimelineMark.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 144: spool.v1.Block.timestamp:type_name -> google.protobuf.Timestamp
 	25,  // 145: spool.v1.Block.parts:type_name -> spool.v1.Part
 	0,   // 146: spool.v1.Block.input:type_name -> spool.v1.Json
-	119, // 147: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
-	194, // 148: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
-	194, // 149: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
-	194, // 150: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
-	132, // 151: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
-	194, // 152: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
-	135, // 153: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
-	194, // 154: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
-	136, // 155: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
-	144, // 156: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
-	194, // 157: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
-	194, // 158: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
-	194, // 159: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
-	3,   // 160: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
-	151, // 161: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
-	3,   // 162: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
-	3,   // 163: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
-	194, // 164: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
-	154, // 165: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
-	154, // 166: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
-	154, // 167: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
-	161, // 168: spool.v1.Definition.ref:type_name -> spool.v1.Reference
-	0,   // 169: spool.v1.Definition.spec:type_name -> spool.v1.Json
-	194, // 170: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
-	161, // 171: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
-	161, // 172: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 173: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
-	162, // 174: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
-	161, // 175: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
-	0,   // 176: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
-	162, // 177: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
-	161, // 178: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
-	0,   // 179: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
-	162, // 180: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
-	183, // 181: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
-	182, // 182: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
-	187, // 183: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
-	161, // 184: spool.v1.Skill.ref:type_name -> spool.v1.Reference
-	194, // 185: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
-	24,  // 186: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 187: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	24,  // 188: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
-	5,   // 189: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
-	7,   // 190: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
-	13,  // 191: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
-	10,  // 192: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
-	15,  // 193: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
-	19,  // 194: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
-	21,  // 195: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
-	23,  // 196: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
-	27,  // 197: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
-	29,  // 198: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
-	31,  // 199: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
-	33,  // 200: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
-	36,  // 201: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
-	44,  // 202: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
-	51,  // 203: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
-	53,  // 204: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
-	55,  // 205: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
-	58,  // 206: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
-	56,  // 207: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
-	59,  // 208: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
-	72,  // 209: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
-	74,  // 210: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
-	76,  // 211: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
-	78,  // 212: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
-	80,  // 213: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
-	90,  // 214: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
-	100, // 215: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
-	103, // 216: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
-	92,  // 217: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
-	95,  // 218: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
-	109, // 219: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
-	112, // 220: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
-	114, // 221: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
-	82,  // 222: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
-	84,  // 223: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
-	86,  // 224: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
-	120, // 225: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
-	142, // 226: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
-	145, // 227: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
-	122, // 228: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
-	124, // 229: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
-	126, // 230: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
-	128, // 231: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
-	155, // 232: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
-	157, // 233: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
-	159, // 234: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
-	147, // 235: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
-	149, // 236: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
-	152, // 237: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
-	130, // 238: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
-	137, // 239: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
-	138, // 240: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
-	140, // 241: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
-	133, // 242: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
-	165, // 243: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
-	166, // 244: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
-	168, // 245: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
-	169, // 246: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
-	170, // 247: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
-	171, // 248: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
-	173, // 249: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
-	174, // 250: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
-	175, // 251: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
-	176, // 252: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
-	178, // 253: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
-	179, // 254: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
-	180, // 255: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
-	184, // 256: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
-	186, // 257: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
-	188, // 258: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
-	189, // 259: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
-	6,   // 260: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
-	8,   // 261: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
-	14,  // 262: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
-	11,  // 263: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
-	16,  // 264: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
-	20,  // 265: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
-	22,  // 266: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
-	26,  // 267: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
-	28,  // 268: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
-	30,  // 269: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
-	32,  // 270: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
-	34,  // 271: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
-	37,  // 272: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
-	45,  // 273: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
-	52,  // 274: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
-	54,  // 275: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
-	57,  // 276: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
-	68,  // 277: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
-	57,  // 278: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
-	60,  // 279: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
-	73,  // 280: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
-	75,  // 281: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
-	77,  // 282: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
-	79,  // 283: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
-	81,  // 284: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
-	91,  // 285: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
-	101, // 286: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
-	104, // 287: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
-	93,  // 288: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
-	96,  // 289: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
-	110, // 290: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
-	113, // 291: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
-	115, // 292: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
-	83,  // 293: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
-	85,  // 294: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
-	87,  // 295: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
-	121, // 296: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
-	143, // 297: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
-	146, // 298: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
-	123, // 299: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
-	125, // 300: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
-	127, // 301: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
-	129, // 302: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
-	156, // 303: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
-	158, // 304: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
-	160, // 305: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
-	148, // 306: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
-	150, // 307: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
-	153, // 308: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
-	131, // 309: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
-	132, // 310: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
-	139, // 311: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
-	141, // 312: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
-	134, // 313: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
-	163, // 314: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
-	167, // 315: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
-	162, // 316: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
-	164, // 317: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
-	163, // 318: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
-	172, // 319: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
-	162, // 320: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
-	164, // 321: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
-	163, // 322: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
-	177, // 323: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
-	162, // 324: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
-	164, // 325: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
-	181, // 326: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
-	185, // 327: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
-	187, // 328: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
-	163, // 329: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
-	164, // 330: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
-	260, // [260:331] is the sub-list for method output_type
-	189, // [189:260] is the sub-list for method input_type
-	189, // [189:189] is the sub-list for extension type_name
-	189, // [189:189] is the sub-list for extension extendee
-	0,   // [0:189] is the sub-list for field type_name
+	123, // 147: spool.v1.Block.todos:type_name -> spool.v1.TodoItem
+	119, // 148: spool.v1.Block.plan:type_name -> spool.v1.Plan
+	121, // 149: spool.v1.Block.step:type_name -> spool.v1.Step
+	122, // 150: spool.v1.Block.skill:type_name -> spool.v1.LoadedSkill
+	120, // 151: spool.v1.Plan.items:type_name -> spool.v1.PlanItem
+	198, // 152: spool.v1.Step.started_at:type_name -> google.protobuf.Timestamp
+	198, // 153: spool.v1.Step.ended_at:type_name -> google.protobuf.Timestamp
+	198, // 154: spool.v1.CreateKeyResponse.expires_at:type_name -> google.protobuf.Timestamp
+	198, // 155: spool.v1.ExchangeSignInCodeResponse.expires_at:type_name -> google.protobuf.Timestamp
+	198, // 156: spool.v1.SignInSession.expires_at:type_name -> google.protobuf.Timestamp
+	136, // 157: spool.v1.ListDeadLettersResponse.dead_letters:type_name -> spool.v1.DeadLetter
+	198, // 158: spool.v1.DeadLetter.time:type_name -> google.protobuf.Timestamp
+	139, // 159: spool.v1.ListAuditResponse.entries:type_name -> spool.v1.AuditEntry
+	198, // 160: spool.v1.AuditEntry.time:type_name -> google.protobuf.Timestamp
+	140, // 161: spool.v1.AuditEntry.actor:type_name -> spool.v1.AuditActor
+	148, // 162: spool.v1.ListKeysResponse.keys:type_name -> spool.v1.Key
+	198, // 163: spool.v1.Key.created_at:type_name -> google.protobuf.Timestamp
+	198, // 164: spool.v1.Key.revoked_at:type_name -> google.protobuf.Timestamp
+	198, // 165: spool.v1.Key.expires_at:type_name -> google.protobuf.Timestamp
+	3,   // 166: spool.v1.SetBudgetRequest.budget:type_name -> spool.v1.Budget
+	155, // 167: spool.v1.ListBudgetsResponse.budgets:type_name -> spool.v1.TenantBudget
+	3,   // 168: spool.v1.TenantBudget.budget:type_name -> spool.v1.Budget
+	3,   // 169: spool.v1.TenantBudget.spent:type_name -> spool.v1.Budget
+	198, // 170: spool.v1.TenantBudget.until:type_name -> google.protobuf.Timestamp
+	158, // 171: spool.v1.SetLimitsRequest.limits:type_name -> spool.v1.TenantLimits
+	158, // 172: spool.v1.GetLimitsResponse.limits:type_name -> spool.v1.TenantLimits
+	158, // 173: spool.v1.GetLimitsResponse.used:type_name -> spool.v1.TenantLimits
+	165, // 174: spool.v1.Definition.ref:type_name -> spool.v1.Reference
+	0,   // 175: spool.v1.Definition.spec:type_name -> spool.v1.Json
+	198, // 176: spool.v1.Definition.created_at:type_name -> google.protobuf.Timestamp
+	165, // 177: spool.v1.ApplyResponse.ref:type_name -> spool.v1.Reference
+	165, // 178: spool.v1.ApplyAgentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 179: spool.v1.ApplyAgentRequest.spec:type_name -> spool.v1.Json
+	166, // 180: spool.v1.ListAgentsResponse.agents:type_name -> spool.v1.Definition
+	165, // 181: spool.v1.ApplyInstanceRequest.ref:type_name -> spool.v1.Reference
+	0,   // 182: spool.v1.ApplyInstanceRequest.spec:type_name -> spool.v1.Json
+	166, // 183: spool.v1.ListInstancesResponse.instances:type_name -> spool.v1.Definition
+	165, // 184: spool.v1.ApplyEnvironmentRequest.ref:type_name -> spool.v1.Reference
+	0,   // 185: spool.v1.ApplyEnvironmentRequest.spec:type_name -> spool.v1.Json
+	166, // 186: spool.v1.ListEnvironmentsResponse.environments:type_name -> spool.v1.Definition
+	187, // 187: spool.v1.ExplainEnvironmentResponse.variables:type_name -> spool.v1.ExplainedVariable
+	186, // 188: spool.v1.ExplainEnvironmentResponse.egress:type_name -> spool.v1.ExplainedHost
+	191, // 189: spool.v1.ListSkillsResponse.skills:type_name -> spool.v1.Skill
+	165, // 190: spool.v1.Skill.ref:type_name -> spool.v1.Reference
+	198, // 191: spool.v1.Skill.created_at:type_name -> google.protobuf.Timestamp
+	24,  // 192: spool.v1.PostMessageRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 193: spool.v1.StartExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	24,  // 194: spool.v1.RecoverExecutionRequest.EnvironmentEntry.value:type_name -> spool.v1.RunVariable
+	5,   // 195: spool.v1.Sessions.CreateSession:input_type -> spool.v1.CreateSessionRequest
+	7,   // 196: spool.v1.Sessions.ForkSession:input_type -> spool.v1.ForkSessionRequest
+	13,  // 197: spool.v1.Sessions.ListSessions:input_type -> spool.v1.ListSessionsRequest
+	10,  // 198: spool.v1.Sessions.StreamSessions:input_type -> spool.v1.StreamSessionsRequest
+	15,  // 199: spool.v1.Sessions.GetSession:input_type -> spool.v1.GetSessionRequest
+	19,  // 200: spool.v1.Sessions.UpdateSession:input_type -> spool.v1.UpdateSessionRequest
+	21,  // 201: spool.v1.Sessions.DeleteSession:input_type -> spool.v1.DeleteSessionRequest
+	23,  // 202: spool.v1.Sessions.PostMessage:input_type -> spool.v1.PostMessageRequest
+	27,  // 203: spool.v1.Sessions.InterruptSession:input_type -> spool.v1.InterruptSessionRequest
+	29,  // 204: spool.v1.Sessions.SyncSession:input_type -> spool.v1.SyncSessionRequest
+	31,  // 205: spool.v1.Sessions.TerminateEnvironment:input_type -> spool.v1.TerminateEnvironmentRequest
+	33,  // 206: spool.v1.Sessions.ListConversations:input_type -> spool.v1.ListConversationsRequest
+	36,  // 207: spool.v1.Sessions.GetSessionState:input_type -> spool.v1.GetSessionStateRequest
+	44,  // 208: spool.v1.Sessions.DiffSession:input_type -> spool.v1.DiffSessionRequest
+	51,  // 209: spool.v1.Sessions.CompareSessions:input_type -> spool.v1.CompareSessionsRequest
+	53,  // 210: spool.v1.Executions.StartExecution:input_type -> spool.v1.StartExecutionRequest
+	55,  // 211: spool.v1.Executions.ListExecutions:input_type -> spool.v1.ListExecutionsRequest
+	58,  // 212: spool.v1.Executions.GetExecution:input_type -> spool.v1.GetExecutionRequest
+	56,  // 213: spool.v1.Executions.ListSessionExecutions:input_type -> spool.v1.ListSessionExecutionsRequest
+	59,  // 214: spool.v1.Executions.WatchExecution:input_type -> spool.v1.WatchExecutionRequest
+	72,  // 215: spool.v1.Executions.CancelExecution:input_type -> spool.v1.CancelExecutionRequest
+	74,  // 216: spool.v1.Executions.PauseExecution:input_type -> spool.v1.PauseExecutionRequest
+	76,  // 217: spool.v1.Executions.ResumeExecution:input_type -> spool.v1.ResumeExecutionRequest
+	78,  // 218: spool.v1.Executions.TerminateExecution:input_type -> spool.v1.TerminateExecutionRequest
+	80,  // 219: spool.v1.Executions.RecoverExecution:input_type -> spool.v1.RecoverExecutionRequest
+	90,  // 220: spool.v1.Events.ListEvents:input_type -> spool.v1.ListEventsRequest
+	100, // 221: spool.v1.Events.StreamEvents:input_type -> spool.v1.StreamEventsRequest
+	103, // 222: spool.v1.Events.ReplayEvents:input_type -> spool.v1.ReplayEventsRequest
+	92,  // 223: spool.v1.Events.ListHistory:input_type -> spool.v1.ListHistoryRequest
+	95,  // 224: spool.v1.Events.ListHistoryBlocks:input_type -> spool.v1.ListHistoryBlocksRequest
+	109, // 225: spool.v1.Events.ListBlocks:input_type -> spool.v1.ListBlocksRequest
+	112, // 226: spool.v1.Events.GetBlock:input_type -> spool.v1.GetBlockRequest
+	114, // 227: spool.v1.Events.GetTimeline:input_type -> spool.v1.GetTimelineRequest
+	82,  // 228: spool.v1.Approvals.ListApprovals:input_type -> spool.v1.ListApprovalsRequest
+	84,  // 229: spool.v1.Approvals.GetApproval:input_type -> spool.v1.GetApprovalRequest
+	86,  // 230: spool.v1.Approvals.DecideApproval:input_type -> spool.v1.DecideApprovalRequest
+	124, // 231: spool.v1.Keys.CreateKey:input_type -> spool.v1.CreateKeyRequest
+	146, // 232: spool.v1.Keys.ListKeys:input_type -> spool.v1.ListKeysRequest
+	149, // 233: spool.v1.Keys.RevokeKey:input_type -> spool.v1.RevokeKeyRequest
+	126, // 234: spool.v1.SignIn.CreateSignInCode:input_type -> spool.v1.CreateSignInCodeRequest
+	128, // 235: spool.v1.SignIn.ExchangeSignInCode:input_type -> spool.v1.ExchangeSignInCodeRequest
+	130, // 236: spool.v1.SignIn.GetSignInSession:input_type -> spool.v1.GetSignInSessionRequest
+	132, // 237: spool.v1.SignIn.DeleteSignInSession:input_type -> spool.v1.DeleteSignInSessionRequest
+	159, // 238: spool.v1.Limits.SetLimits:input_type -> spool.v1.SetLimitsRequest
+	161, // 239: spool.v1.Limits.GetLimits:input_type -> spool.v1.GetLimitsRequest
+	163, // 240: spool.v1.Limits.RemoveLimits:input_type -> spool.v1.RemoveLimitsRequest
+	151, // 241: spool.v1.Budgets.SetBudget:input_type -> spool.v1.SetBudgetRequest
+	153, // 242: spool.v1.Budgets.ListBudgets:input_type -> spool.v1.ListBudgetsRequest
+	156, // 243: spool.v1.Budgets.RemoveBudget:input_type -> spool.v1.RemoveBudgetRequest
+	134, // 244: spool.v1.DeadLetters.ListDeadLetters:input_type -> spool.v1.ListDeadLettersRequest
+	141, // 245: spool.v1.DeadLetters.GetDeadLetter:input_type -> spool.v1.GetDeadLetterRequest
+	142, // 246: spool.v1.DeadLetters.RetryDeadLetter:input_type -> spool.v1.RetryDeadLetterRequest
+	144, // 247: spool.v1.DeadLetters.DropDeadLetter:input_type -> spool.v1.DropDeadLetterRequest
+	137, // 248: spool.v1.Audit.ListAudit:input_type -> spool.v1.ListAuditRequest
+	169, // 249: spool.v1.Agents.ApplyAgent:input_type -> spool.v1.ApplyAgentRequest
+	170, // 250: spool.v1.Agents.ListAgents:input_type -> spool.v1.ListAgentsRequest
+	172, // 251: spool.v1.Agents.GetAgent:input_type -> spool.v1.GetAgentRequest
+	173, // 252: spool.v1.Agents.RemoveAgent:input_type -> spool.v1.RemoveAgentRequest
+	174, // 253: spool.v1.Instances.ApplyInstance:input_type -> spool.v1.ApplyInstanceRequest
+	175, // 254: spool.v1.Instances.ListInstances:input_type -> spool.v1.ListInstancesRequest
+	177, // 255: spool.v1.Instances.GetInstance:input_type -> spool.v1.GetInstanceRequest
+	178, // 256: spool.v1.Instances.RemoveInstance:input_type -> spool.v1.RemoveInstanceRequest
+	179, // 257: spool.v1.Environments.ApplyEnvironment:input_type -> spool.v1.ApplyEnvironmentRequest
+	180, // 258: spool.v1.Environments.ListEnvironments:input_type -> spool.v1.ListEnvironmentsRequest
+	182, // 259: spool.v1.Environments.GetEnvironment:input_type -> spool.v1.GetEnvironmentRequest
+	183, // 260: spool.v1.Environments.RemoveEnvironment:input_type -> spool.v1.RemoveEnvironmentRequest
+	184, // 261: spool.v1.Environments.ExplainEnvironment:input_type -> spool.v1.ExplainEnvironmentRequest
+	188, // 262: spool.v1.Skills.ListSkills:input_type -> spool.v1.ListSkillsRequest
+	190, // 263: spool.v1.Skills.GetSkill:input_type -> spool.v1.GetSkillRequest
+	192, // 264: spool.v1.Skills.TagSkill:input_type -> spool.v1.TagSkillRequest
+	193, // 265: spool.v1.Skills.RemoveSkill:input_type -> spool.v1.RemoveSkillRequest
+	6,   // 266: spool.v1.Sessions.CreateSession:output_type -> spool.v1.CreateSessionResponse
+	8,   // 267: spool.v1.Sessions.ForkSession:output_type -> spool.v1.ForkSessionResponse
+	14,  // 268: spool.v1.Sessions.ListSessions:output_type -> spool.v1.ListSessionsResponse
+	11,  // 269: spool.v1.Sessions.StreamSessions:output_type -> spool.v1.StreamSessionsResponse
+	16,  // 270: spool.v1.Sessions.GetSession:output_type -> spool.v1.Session
+	20,  // 271: spool.v1.Sessions.UpdateSession:output_type -> spool.v1.UpdateSessionResponse
+	22,  // 272: spool.v1.Sessions.DeleteSession:output_type -> spool.v1.DeleteSessionResponse
+	26,  // 273: spool.v1.Sessions.PostMessage:output_type -> spool.v1.PostMessageResponse
+	28,  // 274: spool.v1.Sessions.InterruptSession:output_type -> spool.v1.InterruptSessionResponse
+	30,  // 275: spool.v1.Sessions.SyncSession:output_type -> spool.v1.SyncSessionResponse
+	32,  // 276: spool.v1.Sessions.TerminateEnvironment:output_type -> spool.v1.TerminateEnvironmentResponse
+	34,  // 277: spool.v1.Sessions.ListConversations:output_type -> spool.v1.ListConversationsResponse
+	37,  // 278: spool.v1.Sessions.GetSessionState:output_type -> spool.v1.SessionState
+	45,  // 279: spool.v1.Sessions.DiffSession:output_type -> spool.v1.SessionDiff
+	52,  // 280: spool.v1.Sessions.CompareSessions:output_type -> spool.v1.SessionComparison
+	54,  // 281: spool.v1.Executions.StartExecution:output_type -> spool.v1.StartExecutionResponse
+	57,  // 282: spool.v1.Executions.ListExecutions:output_type -> spool.v1.ListExecutionsResponse
+	68,  // 283: spool.v1.Executions.GetExecution:output_type -> spool.v1.Execution
+	57,  // 284: spool.v1.Executions.ListSessionExecutions:output_type -> spool.v1.ListExecutionsResponse
+	60,  // 285: spool.v1.Executions.WatchExecution:output_type -> spool.v1.ExecutionStatus
+	73,  // 286: spool.v1.Executions.CancelExecution:output_type -> spool.v1.CancelExecutionResponse
+	75,  // 287: spool.v1.Executions.PauseExecution:output_type -> spool.v1.PauseExecutionResponse
+	77,  // 288: spool.v1.Executions.ResumeExecution:output_type -> spool.v1.ResumeExecutionResponse
+	79,  // 289: spool.v1.Executions.TerminateExecution:output_type -> spool.v1.TerminateExecutionResponse
+	81,  // 290: spool.v1.Executions.RecoverExecution:output_type -> spool.v1.RecoverExecutionResponse
+	91,  // 291: spool.v1.Events.ListEvents:output_type -> spool.v1.ListEventsResponse
+	101, // 292: spool.v1.Events.StreamEvents:output_type -> spool.v1.StreamEventsResponse
+	104, // 293: spool.v1.Events.ReplayEvents:output_type -> spool.v1.ReplayEventsResponse
+	93,  // 294: spool.v1.Events.ListHistory:output_type -> spool.v1.ListHistoryResponse
+	96,  // 295: spool.v1.Events.ListHistoryBlocks:output_type -> spool.v1.ListHistoryBlocksResponse
+	110, // 296: spool.v1.Events.ListBlocks:output_type -> spool.v1.ListBlocksResponse
+	113, // 297: spool.v1.Events.GetBlock:output_type -> spool.v1.GetBlockResponse
+	115, // 298: spool.v1.Events.GetTimeline:output_type -> spool.v1.Timeline
+	83,  // 299: spool.v1.Approvals.ListApprovals:output_type -> spool.v1.ListApprovalsResponse
+	85,  // 300: spool.v1.Approvals.GetApproval:output_type -> spool.v1.Approval
+	87,  // 301: spool.v1.Approvals.DecideApproval:output_type -> spool.v1.DecideApprovalResponse
+	125, // 302: spool.v1.Keys.CreateKey:output_type -> spool.v1.CreateKeyResponse
+	147, // 303: spool.v1.Keys.ListKeys:output_type -> spool.v1.ListKeysResponse
+	150, // 304: spool.v1.Keys.RevokeKey:output_type -> spool.v1.RevokeKeyResponse
+	127, // 305: spool.v1.SignIn.CreateSignInCode:output_type -> spool.v1.CreateSignInCodeResponse
+	129, // 306: spool.v1.SignIn.ExchangeSignInCode:output_type -> spool.v1.ExchangeSignInCodeResponse
+	131, // 307: spool.v1.SignIn.GetSignInSession:output_type -> spool.v1.SignInSession
+	133, // 308: spool.v1.SignIn.DeleteSignInSession:output_type -> spool.v1.DeleteSignInSessionResponse
+	160, // 309: spool.v1.Limits.SetLimits:output_type -> spool.v1.SetLimitsResponse
+	162, // 310: spool.v1.Limits.GetLimits:output_type -> spool.v1.GetLimitsResponse
+	164, // 311: spool.v1.Limits.RemoveLimits:output_type -> spool.v1.RemoveLimitsResponse
+	152, // 312: spool.v1.Budgets.SetBudget:output_type -> spool.v1.SetBudgetResponse
+	154, // 313: spool.v1.Budgets.ListBudgets:output_type -> spool.v1.ListBudgetsResponse
+	157, // 314: spool.v1.Budgets.RemoveBudget:output_type -> spool.v1.RemoveBudgetResponse
+	135, // 315: spool.v1.DeadLetters.ListDeadLetters:output_type -> spool.v1.ListDeadLettersResponse
+	136, // 316: spool.v1.DeadLetters.GetDeadLetter:output_type -> spool.v1.DeadLetter
+	143, // 317: spool.v1.DeadLetters.RetryDeadLetter:output_type -> spool.v1.RetryDeadLetterResponse
+	145, // 318: spool.v1.DeadLetters.DropDeadLetter:output_type -> spool.v1.DropDeadLetterResponse
+	138, // 319: spool.v1.Audit.ListAudit:output_type -> spool.v1.ListAuditResponse
+	167, // 320: spool.v1.Agents.ApplyAgent:output_type -> spool.v1.ApplyResponse
+	171, // 321: spool.v1.Agents.ListAgents:output_type -> spool.v1.ListAgentsResponse
+	166, // 322: spool.v1.Agents.GetAgent:output_type -> spool.v1.Definition
+	168, // 323: spool.v1.Agents.RemoveAgent:output_type -> spool.v1.RemoveResponse
+	167, // 324: spool.v1.Instances.ApplyInstance:output_type -> spool.v1.ApplyResponse
+	176, // 325: spool.v1.Instances.ListInstances:output_type -> spool.v1.ListInstancesResponse
+	166, // 326: spool.v1.Instances.GetInstance:output_type -> spool.v1.Definition
+	168, // 327: spool.v1.Instances.RemoveInstance:output_type -> spool.v1.RemoveResponse
+	167, // 328: spool.v1.Environments.ApplyEnvironment:output_type -> spool.v1.ApplyResponse
+	181, // 329: spool.v1.Environments.ListEnvironments:output_type -> spool.v1.ListEnvironmentsResponse
+	166, // 330: spool.v1.Environments.GetEnvironment:output_type -> spool.v1.Definition
+	168, // 331: spool.v1.Environments.RemoveEnvironment:output_type -> spool.v1.RemoveResponse
+	185, // 332: spool.v1.Environments.ExplainEnvironment:output_type -> spool.v1.ExplainEnvironmentResponse
+	189, // 333: spool.v1.Skills.ListSkills:output_type -> spool.v1.ListSkillsResponse
+	191, // 334: spool.v1.Skills.GetSkill:output_type -> spool.v1.Skill
+	167, // 335: spool.v1.Skills.TagSkill:output_type -> spool.v1.ApplyResponse
+	168, // 336: spool.v1.Skills.RemoveSkill:output_type -> spool.v1.RemoveResponse
+	266, // [266:337] is the sub-list for method output_type
+	195, // [195:266] is the sub-list for method input_type
+	195, // [195:195] is the sub-list for extension type_name
+	195, // [195:195] is the sub-list for extension extendee
+	0,   // [0:195] is the sub-list for field type_name
 }
 
 func init() { file_spool_v1_spool_proto_init() }
@@ -16781,20 +17194,24 @@ func file_spool_v1_spool_proto_init() {
 	file_spool_v1_spool_proto_msgTypes[116].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[117].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[118].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[132].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[135].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[119].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[120].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[121].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[122].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[136].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[144].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[161].OneofWrappers = []any{}
-	file_spool_v1_spool_proto_msgTypes[183].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[139].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[140].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[148].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[165].OneofWrappers = []any{}
 	file_spool_v1_spool_proto_msgTypes[187].OneofWrappers = []any{}
+	file_spool_v1_spool_proto_msgTypes[191].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_spool_v1_spool_proto_rawDesc), len(file_spool_v1_spool_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   194,
+			NumMessages:   198,
 			NumExtensions: 0,
 			NumServices:   14,
 		},

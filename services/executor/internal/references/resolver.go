@@ -134,7 +134,7 @@ func (r *Resolver) resolveEntries(ctx context.Context, e Execution, out *Resolve
 			return err
 		}
 		out.Skills[i].Ref, out.Skills[i].Name = pushed.Ref, pushed.Name
-		s := runner.Skill{Name: pushed.Name, Description: pushed.Description, Unlisted: out.Skills[i].Subagent != ""}
+		s := runner.Skill{Name: pushed.Name, Description: pushed.Description, Version: pushed.Ref.Version, Unlisted: out.Skills[i].Subagent != ""}
 		out.skills, out.documents = append(out.skills, s), append(out.documents, pushed.Document)
 	}
 	return nil

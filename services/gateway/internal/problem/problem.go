@@ -141,6 +141,7 @@ func (e *Error) JSON() []byte {
 func (e *Error) Write(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/problem+json")
+	h.Set("X-Content-Type-Options", "nosniff") // the detail may repeat a part of the request
 	h.Set("Cache-Control", "no-store")
 	if e.RetryAfter > 0 {
 		h.Set("Retry-After", strconv.Itoa(int(math.Ceil(e.RetryAfter.Seconds()))))

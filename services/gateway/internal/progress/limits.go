@@ -126,7 +126,7 @@ func firstBytes(text string, limit int) (_ string, short bool) {
 	return strings.Clone(truncate.Prefix(text, limit)), len(text) > limit
 }
 
-// SetTodos sets the todo list of an execution's status.
+// SetTodos sets the items of the plan or of the todo list of an execution's status.
 func SetTodos(s *spoolv1.ExecutionStatus, items []events.TodoItem) {
 	s.Todos, s.TodoCount = nil, uint32(len(items)) //nolint:gosec // a commit is smaller than 1 MB
 	for _, t := range items[:min(len(items), maxTodos)] {

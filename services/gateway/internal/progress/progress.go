@@ -107,7 +107,7 @@ func Apply(s *spoolv1.ExecutionStatus, seq uint32, e events.Event) {
 	case events.BlockStart:
 		applyBlock(s, d.Block, events.StatusPending, e)
 	case events.BlockUpdate:
-		applyTodos(s, e.ConversationID, d.Updates.Todos)
+		applyTodos(s, e.ConversationID, d.Updates.TodoList())
 	case events.BlockComplete:
 		applyBlock(s, d.Block, events.StatusComplete, e)
 	case events.PermissionDecided:
@@ -226,8 +226,8 @@ func applyBlock(s *spoolv1.ExecutionStatus, b events.Block, defaultStatus events
 	switch b.Kind {
 	case events.KindUserMessage, events.KindAssistantText:
 		addMessage(s, b)
-	case events.KindTodo:
-		applyTodos(s, b.ConversationID, b.Todos)
+	case events.KindTodo, events.KindPlan:
+		applyTodos(s, b.ConversationID, b.TodoList())
 	case events.KindToolUse:
 		id := b.ToolUseID
 		if id == "" {
@@ -259,7 +259,7 @@ func addMessage(s *spoolv1.ExecutionStatus, b events.Block) {
 	}
 }
 
-// applyTodos sets the agent's todo list, if items are not nil and are not those of a sub-agent.
+// applyTodos sets the items of the agent's plan or todo list, if items are not nil and are not those of a sub-agent.
 func applyTodos(s *spoolv1.ExecutionStatus, conversation string, items []events.TodoItem) {
 	if items != nil && conversation == events.MainConversation {
 		SetTodos(s, items)

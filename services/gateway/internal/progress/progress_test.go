@@ -122,6 +122,20 @@ func TestApply(t *testing.T) {
 			of(start(events.Block{ID: "blk_1", Kind: events.KindTodo}), events.BlockUpdate{BlockID: "blk_1", Updates: events.BlockUpdates{Todos: []events.TodoItem{{Content: "a", Status: "pending"}}}}),
 			`{"todos":[{"content":"a","status":"pending"}],"todoCount":1}`,
 		},
+		"a plan after a todo list": {
+			of(complete(events.Block{ID: "blk_1", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "a", Status: "pending"}}}),
+				complete(events.Block{ID: "blk_2", Kind: events.KindPlan, Plan: &events.Plan{Title: "t", Items: []events.PlanItem{{ItemID: "1", Content: "b", Status: events.PlanCancelled, Priority: "high"}}}})),
+			`{"todos":[{"content":"b","status":"cancelled"}],"todoCount":1}`,
+		},
+		"an update that empties a plan": {
+			of(start(events.Block{ID: "blk_1", Kind: events.KindPlan, Plan: &events.Plan{Items: []events.PlanItem{{Content: "a", Status: events.PlanPending}}}}),
+				events.BlockUpdate{BlockID: "blk_1", Updates: events.BlockUpdates{Plan: &events.Plan{}}}),
+			`{"todos":[],"todoCount":0}`,
+		},
+		"the plan of a sub-agent": {
+			[]events.Event{{ExecutionID: mine, ConversationID: "sub", Data: complete(events.Block{ID: "blk_1", Kind: events.KindPlan, Plan: &events.Plan{Items: []events.PlanItem{{Content: "a"}}}})}},
+			`{"todos":[],"todoCount":0}`,
+		},
 		"the todo list of a sub-agent": {
 			[]events.Event{{ExecutionID: mine, ConversationID: "sub", Data: complete(events.Block{ID: "blk_1", Kind: events.KindTodo, Todos: []events.TodoItem{{Content: "a"}}})}},
 			`{"todos":[],"todoCount":0}`,

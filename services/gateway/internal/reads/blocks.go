@@ -83,7 +83,36 @@ func BlockMessage(b events.Block) *spoolv1.Block {
 	for _, t := range b.Todos {
 		out.Todos = append(out.Todos, &spoolv1.TodoItem{Content: t.Content, Status: t.Status})
 	}
+	out.Plan, out.Step = planMessage(b.Plan), stepMessage(b.Step)
+	if k := b.Skill; k != nil {
+		out.Skill = &spoolv1.LoadedSkill{Name: k.Name, Version: nilIfEmpty(k.Version), Path: nilIfEmpty(k.Path)}
+	}
 	return out
+}
+
+// planMessage converts a plan to an API message. It returns nil for nil.
+func planMessage(p *events.Plan) *spoolv1.Plan {
+	if p == nil {
+		return nil
+	}
+	out := &spoolv1.Plan{Title: nilIfEmpty(p.Title), Explanation: nilIfEmpty(p.Explanation)}
+	for _, i := range p.Items {
+		out.Items = append(out.Items, &spoolv1.PlanItem{Id: nilIfEmpty(i.ItemID), Content: i.Content, Status: string(i.Status), Priority: nilIfEmpty(i.Priority)})
+	}
+	return out
+}
+
+// stepMessage converts a step to an API message. It returns nil for nil.
+func stepMessage(s *events.Step) *spoolv1.Step {
+	if s == nil {
+		return nil
+	}
+	return &spoolv1.Step{
+		Id: s.StepID, Title: s.Title, Status: string(s.Status), DependsOn: s.DependsOn,
+		ConversationId: nilIfEmpty(s.SubConversationID), ExecutionId: nilIfEmpty(s.SubExecutionID),
+		Result: nilIfEmpty(s.Result), ErrorCode: nilIfEmpty(s.ErrorCode), ErrorMessage: nilIfEmpty(s.ErrorMessage),
+		StartedAt: timestampMessage(s.StartedAt), EndedAt: timestampMessage(s.EndedAt),
+	}
 }
 
 // Conversations returns a session's conversations: main, then those of the sub-agents in order.

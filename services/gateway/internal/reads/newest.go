@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"github.com/jackc/pgx/v5"
+	"google.golang.org/protobuf/proto"
 
 	spoolv1 "github.com/spoolhq/spool/pkg/api/spool/v1"
 	"github.com/spoolhq/spool/pkg/api/wirejson"
@@ -173,6 +174,18 @@ func truncateBlock(b *spoolv1.Block) (list []*spoolv1.TruncatedField) {
 	if todos > maxFieldBytes {
 		add("todos", todos)
 		b.Todos = nil
+	}
+	if n := proto.Size(b.Plan); n > maxFieldBytes {
+		add("plan", n)
+		b.Plan = nil
+	}
+	if n := proto.Size(b.Step); n > maxFieldBytes {
+		add("step", n)
+		b.Step = nil
+	}
+	if n := proto.Size(b.Skill); n > maxFieldBytes {
+		add("skill", n)
+		b.Skill = nil
 	}
 	return list
 }

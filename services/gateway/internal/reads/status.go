@@ -46,7 +46,7 @@ SELECT 'message', b.block, b.first_seq FROM x, (VALUES (true, $8::int), (false, 
 UNION ALL
 SELECT 'todos', b.block, b.last_seq FROM x,
        LATERAL (SELECT block, last_seq FROM blocks b WHERE b.tenant = x.tenant AND b.session = x.session AND b.execution_ord = x.ord AND b.execution = x.id
-                   AND kind = 'todo' AND conversation = $7 AND strpos(block, '"todos":') > 0 ORDER BY last_seq DESC LIMIT 1) b
+                   AND kind IN ('todo', 'plan') AND conversation = $7 AND strpos(block, CASE kind WHEN 'todo' THEN '"todos":' ELSE '"plan":' END) > 0 ORDER BY last_seq DESC LIMIT 1) b
 UNION ALL
 SELECT 'call', row_to_json(c)::text, c.first_seq FROM x, (VALUES (true, $8), (false, $5::int)) AS l(open, size),
        LATERAL (SELECT tool_use_id AS id, tool_name AS name, status, conversation, started_at, ended_at, duration_ms, first_seq
@@ -132,7 +132,7 @@ func addStatusPart(s *spoolv1.ExecutionStatus, part string, value []byte) error 
 			return err
 		}
 		if part == "todos" {
-			progress.SetTodos(s, b.Todos)
+			progress.SetTodos(s, b.TodoList())
 		} else {
 			s.Messages = append(s.Messages, progress.NewMessage(b))
 		}

@@ -23,8 +23,7 @@ func ValidatePathPrefix(s string) error {
 	if len(s) > 200 || !prefixPattern.MatchString(s) {
 		return fmt.Errorf("path-prefix: %.100q is not a path such as /spool: it begins with a slash and does not end with one, and its segments have letters, digits and -._~ and do not begin with a dot", s)
 	}
-	switch first, _, _ := strings.Cut(s[1:], "/"); first {
-	case "api", "health", "healthz", "readyz", "metrics":
+	if first, _, _ := strings.Cut(s[1:], "/"); isGatewayRoute(first) {
 		return fmt.Errorf("path-prefix: %.100q begins with a route of the gateway; choose another path", s)
 	}
 	return nil

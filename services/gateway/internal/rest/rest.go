@@ -21,10 +21,13 @@ import (
 	"github.com/spoolhq/spool/services/gateway/internal/signin"
 	"github.com/spoolhq/spool/services/gateway/internal/socket"
 	"github.com/spoolhq/spool/services/gateway/internal/sse"
+	"github.com/spoolhq/spool/web"
 )
 
-// Config configures a Handler of HTTP requests. Every field is required.
+// Config configures a Handler of HTTP requests. Every field is required, except Page and PathPrefix.
 type Config struct {
+	// Page is the inspector; nil serves no page.
+	Page    *web.Page
 	API     *api.Server
 	Auth    *auth.Authenticator
 	CORS    cors.Policy
@@ -71,6 +74,10 @@ func New(cfg Config) (*Handler, error) {
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.cfg.Metrics.BeginRequest()()
 	began := time.Now()
+	if r.ProtoMajor == 1 {
+		// The deadline of the connection's previous response, such as a file, does not apply to this one.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Time{}) // a test's recorder has no connection
+	}
 	r = h.withoutPrefix(r)
 	out := &statusRecorder{ResponseWriter: w, route: "none"}
 	defer func() {
@@ -139,6 +146,7 @@ func (h *Handler) plainRoute(path string) http.HandlerFunc {
 
 const (
 	metricsPath  = "/metrics"
+	pageRoute    = "/" // all paths of the inspector, in metrics
 	socketPath   = "/api/ws"
 	changesPath  = "/api/sessions/stream"
 	signInPath   = "/api/signin/sessions" // the only route of spool.v1 that needs no key
@@ -172,6 +180,9 @@ func (h *Handler) serveRoute(w *statusRecorder, r *http.Request) error {
 		}
 		serve(w, r)
 		return nil
+	}
+	if isPagePath(r.URL.Path) {
+		return h.servePage(w, r)
 	}
 	if r.URL.Path == socketPath && r.Method == http.MethodGet && r.URL.Query().Has("auth") {
 		return h.serveSocketWithFirstMessage(w, r)

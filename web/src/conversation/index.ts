@@ -1,0 +1,3 @@
+export { ApprovalCard, type Approval } from "./approval";
+export { Conversation } from "./conversation";
+export { transcriptMarkdown } from "./transcript";
