@@ -39,8 +39,11 @@ export async function paintUntil(condition) {
   }
 }
 
-/** Renders a component that calls a hook. `seen` has what the hook returned at each render. */
-export async function renderHook(t, client, hook, { strict = false } = {}) {
+/**
+ * Renders a component that calls a hook. `seen` has what the hook returned at each render. With `remount`, another input renders
+ * another component in its place.
+ */
+export async function renderHook(t, client, hook, { strict = false, remount = false } = {}) {
   const seen = [];
   const Probe = ({ input }) => {
     seen.push(hook(input));
@@ -48,7 +51,7 @@ export async function renderHook(t, client, hook, { strict = false } = {}) {
   };
   const root = createRoot(document.createElement("div"));
   const tree = (input) => {
-    const element = createElement(AgentServiceProvider, { client }, createElement(Probe, { input }));
+    const element = createElement(AgentServiceProvider, { client }, createElement(Probe, { input, ...(remount && { key: String(input) }) }));
     return strict ? createElement(StrictMode, null, element) : element;
   };
   const render = (input) => act(async () => root.render(tree(input)));
