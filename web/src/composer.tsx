@@ -88,7 +88,7 @@ export function Composer({ sessionId, isRunning, interrupt }: ComposerProps) {
         </button>
         {isRunning && (
           <fieldset className="composer-mode">
-            <legend className="hidden-text">A turn runs. This message:</legend>
+            <legend className="visually-hidden">A turn runs. This message:</legend>
             <label>
               <input type="radio" name="mode" checked={mode === "queue"} onChange={() => setMode("queue")} /> after this turn
             </label>

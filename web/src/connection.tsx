@@ -28,7 +28,7 @@ export function ConnectionLine({ connection }: { connection: Connection }) {
   const state = status === "ended" ? "ended" : late ? "late" : "live";
   return (
     <p className={`connection connection-${state}`} role="status" title={text}>
-      <span aria-hidden="true">{state === "live" ? "•" : "○"}</span> <span className={state === "live" ? "hidden-text" : ""}>{text}</span>
+      <span aria-hidden="true">{state === "live" ? "•" : "○"}</span> <span className={state === "live" ? "visually-hidden" : ""}>{text}</span>
     </p>
   );
 }

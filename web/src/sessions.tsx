@@ -156,7 +156,7 @@ function Row({ session, isCurrent }: { session: SessionRow; isCurrent: boolean }
         <bdi>{session.title ? visible(session.title).replaceAll("\n", " ") : <span className="muted">No message yet</span>}</bdi>
       </span>
       <span className="sessions-age muted">
-        <Time at={session.updatedAt} />
+        <Time at={session.phaseSince ?? session.createdAt} />
       </span>
       <span className="sessions-details truncate muted">
         {phase === "waiting_for_approval" ? <strong className="sessions-waiting">{approvals === 1 ? "1 approval" : `${approvals} approvals`}</strong> : phaseWords(phase)}
@@ -178,7 +178,7 @@ function Row({ session, isCurrent }: { session: SessionRow; isCurrent: boolean }
 function Skeleton() {
   return (
     <div className="sessions-skeleton" role="status">
-      <span className="hidden-text">Loading sessions</span>
+      <span className="visually-hidden">Loading sessions</span>
       {Array.from({ length: 8 }, (_, i) => (
         <div key={i} className="sessions-skeleton-row" />
       ))}

@@ -42,7 +42,7 @@ export function Time({ at }: { at: string | undefined }) {
   return (
     <time dateTime={at} title={exact.toLocaleString()}>
       {formatAge(now - exact.getTime())}
-      <span className="hidden-text"> ({at})</span>
+      <span className="visually-hidden"> ({at})</span>
     </time>
   );
 }

@@ -34,8 +34,8 @@ export function flattenTree(files: readonly Pick<Schemas["FileEntry"], "path" | 
   const stack: (TreeRow | { folder: Folder; depth: number; name: string })[] = [];
   const pushContent = (folder: Folder, depth: number) => {
     const byName = (a: string, b: string) => (a < b ? 1 : -1); // the last one pushed comes first
-    stack.push(...[...folder.files].sort((a, b) => byName(a.name, b.name)));
-    stack.push(...[...folder.folders].sort(([a], [b]) => byName(a, b)).map(([name, f]) => ({ folder: f, depth, name })));
+    for (const file of [...folder.files].sort((a, b) => byName(a.name, b.name))) stack.push(file);
+    for (const [name, inner] of [...folder.folders].sort(([a], [b]) => byName(a, b))) stack.push({ folder: inner, depth, name });
   };
   pushContent(root, 0);
   for (let item = stack.pop(); item; item = stack.pop()) {

@@ -1,5 +1,5 @@
 import { useAgentSession, useUsage } from "@spoolhq/react";
-import { formatCost, formatDuration, formatSize } from "./conversation/format";
+import { count, formatCost, formatDuration, formatSize } from "./conversation/format";
 import { Term } from "./term";
 import { visible } from "./text";
 import "./usage.css";
@@ -51,7 +51,7 @@ export function UsageTab({ sessionId }: { sessionId: string }) {
               <Term name="workspace">Workspace</Term>
             </dt>
             <dd>
-              {number(session.workspaceFiles)} files, {formatSize(session.workspaceBytes ?? 0)}
+              {count(session.workspaceFiles, "file")}, {formatSize(session.workspaceBytes ?? 0)}
             </dd>
           </>
         ) : null}

@@ -14,6 +14,8 @@ async function checkNarrow(page) {
     wide: [...document.querySelectorAll("#root *")].filter((e) => e.getBoundingClientRect().right > 361 && e.checkVisibility()).map((e) => e.className),
   }));
   assert.ok(width <= 360, `the page is ${width} px wide: ${wide}`);
+  const marks = await page.locator(".status-mark").evaluateAll((all) => all.map((mark) => mark.scrollWidth));
+  assert.ok(Math.max(0, ...marks) <= 24, `marks of states are ${marks} px wide: the words for screen readers are seen`);
   await page.setViewportSize(before);
 }
 

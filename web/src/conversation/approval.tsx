@@ -1,6 +1,7 @@
 import type { Schemas } from "@spoolhq/client";
 import type { ApprovalDecision } from "@spoolhq/react";
 import { memo, useId, useMemo, useState, type ReactNode } from "react";
+import { ErrorNote } from "../error";
 import { visible } from "../text";
 import "./approval.css";
 import "./conversation.css";
@@ -76,7 +77,7 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
         <>
           <WhatItDoes request={request} />
           {request.kind === "question" ? <Questions {...shown} /> : request.kind === "elicitation" ? <Elicitation {...shown} /> : <Decide {...shown} />}
-          {error !== undefined && <DecisionError error={error} />}
+          {error !== undefined && <ErrorNote error={error} />}
         </>
       ) : (
         <DecidedRequest request={request} comment={(approval.decided as { comment?: string } | undefined)?.comment} />
@@ -351,17 +352,6 @@ function Buttons({ decide, sending, answer }: { decide: DecideProps["decide"]; s
         Answer
       </button>
     </div>
-  );
-}
-
-/** Why a decision was not accepted. */
-function DecisionError({ error }: { error: unknown }) {
-  const { message, field } = error as { message?: string; field?: string };
-  return (
-    <p className="approval-error" role="alert">
-      {visible(message ?? String(error))}
-      {field && <> (field {visible(field)})</>}
-    </p>
   );
 }
 

@@ -1,11 +1,13 @@
-import type { SpoolClient } from "@spoolhq/client";
+import type { Block, SpoolClient } from "@spoolhq/client";
 import { useApprovals, useClient, useEvents, useExecutions, useMessages, useSubagents, type ApprovalDecision, type Subagent } from "@spoolhq/react";
 import { useCallback, useEffect, useMemo, useState } from "react";
-import { visible } from "../text";
+import { ErrorNote } from "../error";
+import { useParameters } from "../location";
 import { ApprovalCard, type Approval } from "./approval";
 import "./conversation.css";
 import { ConversationList } from "./list";
 import type { Turn } from "./rows";
+import { transcriptMarkdown } from "./transcript";
 
 interface Props {
   sessionId: string;
@@ -35,21 +37,20 @@ export function Conversation({ sessionId, at }: Props) {
       ),
     [executions],
   );
-  const [error, setError] = useState<string>();
-  const attempt = useCallback((work: Promise<unknown>) => work.then(() => setError(undefined), (failure: unknown) => setError(String(failure))), []);
+  const [error, setError] = useState<unknown>();
+  const attempt = useCallback((work: Promise<unknown>) => work.then(() => setError(undefined), setError), []);
   const load = useCallback((blockId: string) => void attempt(loadBlock(blockId)), [attempt, loadBlock]);
   const older = useCallback(() => attempt(loadOlder()), [attempt, loadOlder]);
-  const copyLink = useCallback((blockId: string) => copyLinkTo(client, sessionId, blockId), [client, sessionId]);
+  const copyLink = useCallback(async (blockId: string) => copyLinkTo(await seqOf(client, sessionId, blockId)), [client, sessionId]);
+  const { set } = useParameters();
+  const showEvent = useCallback((blockId: string) => void attempt(seqOf(client, sessionId, blockId).then((seq) => set({ tab: "event", seq: String(seq) }))), [attempt, client, sessionId, set]);
+  const download = useCallback(() => void attempt(downloadTranscript(client, sessionId)), [attempt, client, sessionId]);
   const renderApproval = useCallback((approval: Approval) => <SessionApproval approval={approval} decide={decide} />, [decide]);
   const problem = error ?? atError ?? approvalsError;
 
   return (
     <>
-      {problem && (
-        <p className="conversation-problem" role="alert">
-          {visible(problem)}
-        </p>
-      )}
+      {problem !== undefined && <ErrorNote error={problem} />}
       <ConversationList
         key={sessionId}
         blocks={messages.blocks}
@@ -65,6 +66,8 @@ export function Conversation({ sessionId, at }: Props) {
         loadOlder={older}
         loadWhole={load}
         copyLink={copyLink}
+        showEvent={showEvent}
+        download={download}
         {...(atBlockId ? { atBlockId } : {})}
       />
     </>
@@ -78,16 +81,16 @@ function SessionApproval({ approval, decide }: { approval: Approval; decide: Ret
 }
 
 /** Returns all requests of a session, oldest first: the open ones live, and those that have ended with who decided them. */
-function useAllApprovals(client: SpoolClient, sessionId: string): { approvals: readonly Approval[]; error?: string } {
+function useAllApprovals(client: SpoolClient, sessionId: string): { approvals: readonly Approval[]; error?: unknown } {
   const { approvals: open } = useApprovals(sessionId);
   const { events } = useEvents(sessionId);
-  const [ended, setEnded] = useState<{ sessionId: string; approvals: readonly Approval[]; error?: string }>();
+  const [ended, setEnded] = useState<{ sessionId: string; approvals: readonly Approval[]; error?: unknown }>();
   const position = useMemo(() => events.find((event) => event.type === "approval_resolved" || event.type === "approval_retracted")?.position, [events]);
   useEffect(() => {
     let wanted = true;
     void readEnded(client, sessionId, position).then(
       (approvals) => wanted && setEnded({ sessionId, approvals }),
-      (failure: unknown) => wanted && setEnded({ sessionId, approvals: [], error: String(failure) }),
+      (failure: unknown) => wanted && setEnded({ sessionId, approvals: [], error: failure }),
     );
     return () => void (wanted = false);
   }, [client, sessionId, position]);
@@ -95,7 +98,7 @@ function useAllApprovals(client: SpoolClient, sessionId: string): { approvals: r
     const known = new Map((ended?.sessionId === sessionId ? ended.approvals : []).map((approval) => [approval.approvalId, approval]));
     const openOnly = open.filter((approval) => !known.has(approval.approvalId));
     const approvals = [...known.values(), ...openOnly].sort((a, b) => (a.requestedSeq ?? 0) - (b.requestedSeq ?? 0));
-    return { approvals, ...(ended?.error ? { error: ended.error } : {}) };
+    return { approvals, error: ended?.error };
   }, [ended, open, sessionId]);
 }
 
@@ -114,8 +117,8 @@ const maxDepth = 32;
 const beginnings = ["message_accepted", "block_start"];
 
 /** Returns the block of the main conversation that shows an event, or the first block after it. */
-function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefined, blocks: ReturnType<typeof useMessages>["blocks"], subagents: readonly Subagent[]): { atBlockId?: string; error?: string } {
-  const [found, setFound] = useState<{ sessionId: string; seq: number; blockId?: string; conversationId?: string; error?: string }>();
+function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefined, blocks: ReturnType<typeof useMessages>["blocks"], subagents: readonly Subagent[]): { atBlockId?: string; error?: unknown } {
+  const [found, setFound] = useState<{ sessionId: string; seq: number; blockId?: string; conversationId?: string; error?: unknown }>();
   useEffect(() => {
     if (seq === undefined) return;
     let wanted = true;
@@ -125,7 +128,7 @@ function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefi
         const blockId = data?.blockId ?? data?.block?.id;
         if (wanted) setFound({ sessionId, seq, ...(blockId ? { blockId, conversationId: event?.conversationId || "main" } : {}) });
       },
-      (failure: unknown) => wanted && setFound({ sessionId, seq, error: String(failure) }),
+      (failure: unknown) => wanted && setFound({ sessionId, seq, error: failure }),
     );
     return () => void (wanted = false);
   }, [client, sessionId, seq]);
@@ -145,21 +148,35 @@ function useBlockAt(client: SpoolClient, sessionId: string, seq: number | undefi
   return blockId && conversationId === "main" ? { atBlockId: blockId } : {};
 }
 
-/** Copies the URL of this page with the seq of the event that began a block. */
-async function copyLinkTo(client: SpoolClient, sessionId: string, blockId: string): Promise<void> {
+/** Returns the seq of the event that began a block. */
+async function seqOf(client: SpoolClient, sessionId: string, blockId: string): Promise<number> {
   for (let after = 0; ; ) {
     const { events = [] } = await client.call("Events_ListEvents", { path: { session_id: sessionId }, query: { after, limit: 1000, types: beginnings, metadata: false } });
     const event = events.find(({ data }) => {
       const begun = data as { blockId?: string; block?: { id: string } } | undefined;
       return (begun?.blockId ?? begun?.block?.id) === blockId;
     });
-    if (event) {
-      const url = new URL(location.href);
-      url.searchParams.set("seq", String(event.seq));
-      return navigator.clipboard.writeText(url.href);
-    }
+    if (event?.seq) return event.seq;
     const last = events.at(-1)?.seq;
     if (last === undefined) throw new Error("The event is not stored yet.");
     after = last;
   }
+}
+
+/** Copies the URL of this page with the seq of an event. */
+function copyLinkTo(seq: number): Promise<void> {
+  const url = new URL(location.href);
+  url.searchParams.set("seq", String(seq));
+  return navigator.clipboard.writeText(url.href);
+}
+
+/** Saves all blocks of the main conversation, whole, as a Markdown file. */
+async function downloadTranscript(client: SpoolClient, sessionId: string): Promise<void> {
+  const { blocks = [] } = await client.call("Events_ListBlocks", { path: { session_id: sessionId }, query: { conversationId: "main" } });
+  const url = URL.createObjectURL(new Blob([transcriptMarkdown(blocks as Block[])], { type: "text/markdown" }));
+  const link = document.createElement("a");
+  link.href = url;
+  link.download = `${sessionId}.md`;
+  link.click();
+  URL.revokeObjectURL(url);
 }

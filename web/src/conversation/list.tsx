@@ -34,6 +34,9 @@ export interface ConversationListProps {
   /** A block to scroll to and to mark. */
   atBlockId?: string;
   copyLink?: RowActions["copyLink"];
+  showEvent?: RowActions["showEvent"];
+  /** Saves the whole conversation as a file. */
+  download?: () => void;
   loadWhole: RowActions["loadWhole"];
 }
 
@@ -42,7 +45,7 @@ export interface ConversationListProps {
  * in a virtual list, those of the last turn below it.
  */
 export function ConversationList(props: ConversationListProps) {
-  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, truncatedBlockIds, keyOf } = props;
+  const { blocks, turns, hasOlder, isLoading, loadOlder, loadWhole, copyLink, showEvent, truncatedBlockIds, keyOf } = props;
   const [opened, setOpened] = useState<ReadonlyMap<string, boolean>>(new Map());
   const [current, setCurrent] = useState<string>();
   const scroller = useRef<HTMLDivElement>(null);
@@ -81,8 +84,9 @@ export function ConversationList(props: ConversationListProps) {
       turnMarkdown: (executionId) => transcriptMarkdown(latestBlocks.current.filter((block) => block.executionId === executionId)),
       loadWhole,
       ...(copyLink ? { copyLink } : {}),
+      ...(showEvent ? { showEvent } : {}),
     }),
-    [follow.stop, loadWhole, copyLink],
+    [follow.stop, loadWhole, copyLink, showEvent],
   );
 
   const boundary = tailStart(rows);
@@ -97,15 +101,15 @@ export function ConversationList(props: ConversationListProps) {
     scrollMargin: headHeight,
     anchorTo: "end",
     scrollEndThreshold: -1, // the end of the virtual list is not the end of the conversation
-    // The row with the focus stays mounted.
+    // The row with the focus stays mounted, and so do open requests, with the comments that are being written.
     rangeExtractor: (range) => {
-      const indexes = defaultRangeExtractor(range);
-      return currentIndex >= 0 && currentIndex < boundary && !indexes.includes(currentIndex) ? [...indexes, currentIndex].sort((a, b) => a - b) : indexes;
+      const kept = [currentIndex, ...openRequests(rows, boundary)].filter((i) => i >= 0 && i < boundary);
+      return [...new Set([...defaultRangeExtractor(range), ...kept])].sort((a, b) => a - b);
     },
   });
 
   useLayoutEffect(follow.stick);
-  useKeepPosition(scroller, boundary, virtualizer.getTotalSize(), follow.isFollowing);
+  useKeepPosition(scroller, content, boundary === 0, rows[0]?.key, follow.isFollowing);
 
   const older = useOlder(blocks[0]?.id, hasOlder && !isLoading, loadOlder);
   const loadIfNear = () => {
@@ -198,6 +202,11 @@ export function ConversationList(props: ConversationListProps) {
             ) : (
               rows.length > 0 && <span>Beginning of the session</span>
             )}
+            {props.download && rows.length > 0 && (
+              <button type="button" className="conversation-older" onClick={props.download}>
+                Download transcript
+              </button>
+            )}
           </div>
           <div className="conversation-virtual" style={{ height: virtualizer.getTotalSize() }}>
             {virtualizer.getVirtualItems().map((item) => (
@@ -232,6 +241,16 @@ function tailStart(rows: readonly Row[]): number {
   return surplus > 0 ? start + Math.ceil(surplus / tailStep) * tailStep : start;
 }
 
+/** Returns the indexes of the last open requests in the virtual list. */
+function openRequests(rows: readonly Row[], boundary: number): number[] {
+  const indexes: number[] = [];
+  for (let i = boundary - 1; i >= 0 && indexes.length < 20; i--) {
+    const row = rows[i]!;
+    if (row.type === "approval" && row.approval.status === "pending") indexes.push(i);
+  }
+  return indexes;
+}
+
 /** Returns the height of a row that was never laid out, in pixels: wrong heights are corrected without moving what is seen. */
 function estimateHeight(row: Row): number {
   if (row.type !== "block") return row.type === "approval" ? 240 : row.type === "turn" ? 44 : 30;
@@ -250,6 +269,10 @@ function elementOf(content: HTMLElement | null, key: string): HTMLElement | null
   return content?.querySelector<HTMLElement>(`[data-row="${CSS.escape(key)}"]`) ?? null;
 }
 
+function distanceFromEnd(element: HTMLElement): number {
+  return element.scrollHeight - element.clientHeight - element.scrollTop;
+}
+
 /** Keeps the list at its end until the person scrolls up, and again once they are back at the end. */
 function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: React.RefObject<HTMLDivElement | null>) {
   const [state, setState] = useState<{ isFollowing: boolean; leftAt?: string }>({ isFollowing: true });
@@ -262,11 +285,12 @@ function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: Re
   }, []);
   const stick = useCallback(() => {
     const element = scroller.current;
-    if (following.current && element) {
+    if (!element) return;
+    if (following.current) {
       element.scrollTop = element.scrollHeight;
       lastTop.current = element.scrollTop;
-    }
-  }, [scroller]);
+    } else if (distanceFromEnd(element) <= 2) set(true); // what was opened is closed again, or fits
+  }, [scroller, set]);
   useEffect(() => {
     // Images, fonts and opened rows change the height without a render of the list.
     const observer = new ResizeObserver(stick);
@@ -282,8 +306,7 @@ function useFollow(scroller: React.RefObject<HTMLDivElement | null>, content: Re
   const onScroll = useCallback(
     (lastKey: string | undefined) => {
       const element = scroller.current!;
-      const distance = element.scrollHeight - element.clientHeight - element.scrollTop;
-      if (distance <= 2) set(true);
+      if (distanceFromEnd(element) <= 2) set(true);
       else if (element.scrollTop < lastTop.current - 1) set(false, lastKey);
       lastTop.current = element.scrollTop;
     },
@@ -307,15 +330,16 @@ function useHeights() {
   return { observe, get: (key: string) => heights.current.get(key) };
 }
 
-/** Keeps what is seen in its place when the first older blocks arrive: the virtual list was empty and has no row to hold on to. */
-function useKeepPosition(scroller: React.RefObject<HTMLDivElement | null>, boundary: number, height: number, isFollowing: boolean): void {
-  const wasEmpty = useRef(true);
-  const mounted = useRef(false);
+/** Keeps what is seen in its place when older blocks arrive above an empty virtual list, which had no row to hold on to. */
+function useKeepPosition(scroller: React.RefObject<HTMLDivElement | null>, content: React.RefObject<HTMLDivElement | null>, isEmpty: boolean, firstKey: string | undefined, isFollowing: boolean): void {
+  const before = useRef<{ isEmpty: boolean; firstKey: string | undefined }>(undefined);
   useLayoutEffect(() => {
-    if (mounted.current && wasEmpty.current && boundary > 0 && !isFollowing && scroller.current) scroller.current.scrollTop += height;
-    wasEmpty.current = boundary === 0;
-    mounted.current = true;
-  }, [boundary, height, isFollowing, scroller]);
+    const { current } = before;
+    before.current = { isEmpty, firstKey };
+    if (!current?.isEmpty || current.firstKey === undefined || current.firstKey === firstKey || isFollowing) return;
+    const first = elementOf(content.current, current.firstKey);
+    if (first) scroller.current!.scrollTop += first.getBoundingClientRect().top - content.current!.getBoundingClientRect().top - headHeight;
+  }, [scroller, content, isEmpty, firstKey, isFollowing]);
 }
 
 /** Moves the focus to the chosen row once it is mounted. */
@@ -373,7 +397,7 @@ function useKeys(keys: Keys): void {
   latest.current = keys;
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {
-      const target = event.target as HTMLElement;
+      const target = event.target instanceof Element ? event.target : document.body;
       if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, [contenteditable], dialog")) return;
       const { step, next, toggle, toggleAll, end } = latest.current;
       switch (event.key) {

@@ -20,6 +20,8 @@ export interface RowActions {
   turnMarkdown: (executionId: string) => string;
   /** Copies a link to the event that began a block; resolves when it is copied. Absent where there is no page to link to. */
   copyLink?: (blockId: string) => Promise<void>;
+  /** Shows the event that began a block, as the log has it. */
+  showEvent?: (blockId: string) => void;
   /** Loads the fields of a block that the page of blocks does not have whole. */
   loadWhole: (blockId: string) => void;
 }
@@ -98,6 +100,7 @@ function ToolCall({ row, open, ended, actions, toggle }: Props & { row: Extract<
     <Fold icon={<Icon name={summary.kind} />} name={summary.name} argument={summary.argument} mono={summary.kind !== "agent" && summary.kind !== "question"} open={open} toggle={toggle} meta={<Duration ms={result?.durationMs} />} status={status} word={word}>
       <ToolInput block={block} loadWhole={loaderOf(row.cut, block, actions)} />
       {result && <ResultText block={result} loadWhole={loaderOf(row.resultCut, result, actions)} />}
+      <RowTools block={block} actions={actions} />
     </Fold>
   );
 }
@@ -159,7 +162,7 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
         <div role="group" className={`message message-user${block.status === "pending" ? " message-pending" : ""}`} aria-label="You">
           {block.parts ? block.parts.map((part, i) => <MessagePart key={i} part={part} />) : <PlainText text={block.content ?? ""} loadWhole={loadWhole} />}
           {block.status === "pending" && <span className="message-note">sending…</span>}
-          <RowTools row={row} actions={actions} turn />
+          <RowTools block={block} actions={actions} turn />
         </div>
       );
     case "assistant_text": {
@@ -170,7 +173,7 @@ function BlockView({ row, open, toggle, actions }: { row: Extract<Row, { type: "
             {(part) => <Markdown text={part} streaming={row.streaming} />}
           </LongText>
           {block.status === "error" && <span className="message-note">stopped here</span>}
-          {!row.streaming && <RowTools row={row} actions={actions} text={text} />}
+          {!row.streaming && <RowTools block={block} actions={actions} text={text} />}
         </div>
       );
     }
@@ -342,14 +345,19 @@ function TurnEnd({ turn, actions }: { turn: Turn; actions: RowActions }) {
   );
 }
 
-/** Buttons of a message that are shown when the pointer or the focus is on it. */
-function RowTools({ row, actions, text, turn }: { row: Extract<Row, { type: "block" }>; actions: RowActions; text?: string; turn?: boolean }) {
-  const { executionId } = row;
+/** Buttons for a block. Those of a message are shown when the pointer or the focus is on it. */
+function RowTools({ block, actions, text, turn }: { block: Block; actions: RowActions; text?: string; turn?: boolean }) {
+  const { executionId } = block;
   return (
     <div className="row-tools">
       {turn && executionId && <CopyButton text={() => actions.turnMarkdown(executionId)} label="Copy this turn as Markdown" />}
       {text && <CopyButton text={text} label="Copy this text" />}
-      {actions.copyLink && <LinkButton copy={() => actions.copyLink!(row.block.id)} />}
+      {actions.copyLink && <LinkButton copy={() => actions.copyLink!(block.id)} />}
+      {actions.showEvent && (
+        <button type="button" className="copy-button" onClick={() => actions.showEvent!(block.id)} aria-label="Show the event of this block">
+          Event
+        </button>
+      )}
     </div>
   );
 }
