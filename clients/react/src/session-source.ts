@@ -215,7 +215,11 @@ export class SessionSource extends Source<SessionSnapshot> {
   }
 
   #prepend(conversation: string, page: { blocks: Block[]; tip: number; truncated: Schemas["spool.v1.TruncatedField"][] }): void {
-    for (const { id } of page.blocks) this.#conversationOf.set(id, conversation);
+    for (const block of page.blocks) {
+      this.#conversationOf.set(block.id, conversation);
+      const message = this.#optimistic.find((m) => m.executionId !== undefined && m.executionId === block.executionId);
+      if (message && block.kind === "user_message") this.#removeOptimistic(message, block.id);
+    }
     this.#view(conversation).prepend(page.blocks.reverse(), page.tip);
     this.#touched.add(conversation);
     if (page.truncated.length > 0) {

@@ -129,6 +129,22 @@ for (const [eventFirst, body] of [[true, { content: "hi" }], [true, { parts }], 
   });
 }
 
+test("a message that the first page of blocks has is shown once", async (t) => {
+  let answerBlocks;
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/blocks": (_, response) => (answerBlocks = () => json(response, { blocks: [block("blk_1", "user_message", { content: "hi" })], tip: 2 })),
+    "POST /api/sessions/ses_1/messages": (_, response) => json(response, { executionId: "exe_1" }, 202),
+  });
+  const view = await renderHook(t, g.client, () => useMessages("ses_1"));
+  await view.act(() => view.last.sendMessage("hi"));
+  await paintUntil(() => view.last.blocks.length === 1 && answerBlocks);
+  answerBlocks();
+  await live(view);
+  await paint();
+  assert.deepEqual(view.last.blocks.map((b) => b.id), ["blk_1"]);
+  assert.equal(view.last.keyOf(view.last.blocks[0]), "local_1");
+});
+
 test("two equal messages are both shown, and both replaced", async (t) => {
   let executions = 0;
   const g = await gateway(t, { "POST /api/sessions/ses_1/messages": (_, response) => json(response, { executionId: `exe_${++executions}` }, 202) });
