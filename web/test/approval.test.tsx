@@ -111,7 +111,9 @@ test("ApprovalCard decides nothing by a key", () => {
 test("ApprovalCard shows why a decision was refused, with its field", async () => {
   const card = render(command, {}, () => Promise.reject(new SpoolError({ status: 400, code: "INVALID_REQUEST", detail: "wrong type", field: "arguments.command" })));
   await card.click("Approve Bash");
-  assert.match(card.container.querySelector("[role=alert]")!.textContent!, /wrong type.*arguments\.command/);
+  const shown = () => card.container.querySelector("[role=alert]")!.textContent!;
+  while (!shown().includes("Correct the request")) await act(() => new Promise((resolve) => setImmediate(resolve))); // from docs/errors.md
+  assert.match(shown(), /wrong type.*arguments\.command/);
   assert.equal(card.button("Approve Bash").disabled, false);
 });
 

@@ -63,9 +63,9 @@ test("ConversationList opens failures by itself", (t) => {
 
 test("ConversationList says in words what became of a call", (t) => {
   const list = render(t, { blocks: [...call("t1", {}, "ok"), ...call("t2", {}, "no", true), ...call("t3", {})] });
-  assert.deepEqual(["t1", "t2", "t3"].map((key) => list.row(key).querySelector(".status-mark .hidden-text")!.textContent), ["done", "failed", "running"]);
+  assert.deepEqual(["t1", "t2", "t3"].map((key) => list.row(key).querySelector(".status-mark")!.lastElementChild!.textContent), ["done", "failed", "running"]);
   list.update({ turns: new Map([["exe_1", { executionId: "exe_1", phase: "cancelled" }]]) });
-  assert.equal(list.row("t3").querySelector(".status-mark .hidden-text")!.textContent, "no result");
+  assert.equal(list.row("t3").querySelector(".status-mark")!.lastElementChild!.textContent, "no result");
 });
 
 test("ConversationList moves by keys, and not while a field has the focus", (t) => {
@@ -91,7 +91,7 @@ test("ConversationList moves by keys, and not while a field has the focus", (t) 
 test("ConversationList announces a finished block, and not its pieces", (t) => {
   const text = (status: string, content: string) => [block("a", { kind: "assistant_text", status, content })];
   const list = render(t, { blocks: [] });
-  const announced = () => list.container.querySelector("[aria-live=polite].hidden-text")!.textContent;
+  const announced = () => list.container.querySelector(".conversation > [aria-live=polite]")!.textContent;
   list.update({ blocks: text("pending", "Hel"), streamingBlockIds: new Set(["a"]) });
   assert.equal(announced(), "");
   list.update({ blocks: text("complete", "Hello"), streamingBlockIds: new Set() });
