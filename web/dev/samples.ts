@@ -59,6 +59,7 @@ export const sample: Block[] = [
 
 const zalgo = "z" + "\u0301\u0310\u0334\u035e".repeat(10) + "a" + "\u0321\u0330".repeat(10) + "lgo";
 const long = "x".repeat(8 * 1024 * 1024);
+const lines = Array.from({ length: 1_000_000 }, (_, i) => `line ${i} of a long output that a tool has printed`).join("\n");
 
 /** Texts that try to harm the page or its reader. */
 export const hostile: Block[] = [
@@ -68,6 +69,7 @@ export const hostile: Block[] = [
   block({ kind: "assistant_text", content: `|${" a |".repeat(10_000)}\n|${" - |".repeat(10_000)}\n|${" 1 |".repeat(10_000)}` }),
   ...call(`<img onerror=alert(1)>\u202e`, { command: `echo \u202e${zalgo}\x1b[2J; rm -rf /` }, { output: "\x1b[1;32mgreen\x1b[0m \x1b]0;title\x07 \r progress \b\b NUL:\0", isError: true }),
   ...call("Bash", { command: long }, { output: long, isError: true }),
+  ...call("Bash", { command: "yes" }, { output: lines, isError: true }),
 ];
 
 /** How the turn of the samples ended. */

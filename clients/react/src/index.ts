@@ -23,7 +23,6 @@ export {
   type UsePlan,
   type UseSubagents,
   type UseUsage,
-  type Waiting,
 } from "./session-hooks.js";
 export type { ConversationMetadata, MessageOptions } from "./session-source.js";
 export type { Connection } from "./source.js";

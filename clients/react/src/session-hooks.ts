@@ -1,7 +1,7 @@
 import type { Block, CallParams, Part, PlanItem, Schemas, SessionEvent, Step } from "@spoolhq/client";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { useClient } from "./provider.js";
-import { hasEnded, hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSnapshot, type SessionSource } from "./session-source.js";
+import { hasPlan, noBlocks, planItems, type ConversationMetadata, type MessageOptions, type SessionSnapshot, type SessionSource } from "./session-source.js";
 import type { Connection } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
 
@@ -183,13 +183,9 @@ export function useExecutions(id: string | undefined): readonly Schemas["spool.v
   return useSessionPart(useSessionSource(id), (s) => s.executions);
 }
 
-/** Why an execution waits. */
-export interface Waiting {
-  /** approval (for a person), paused, or earlier_execution (of the session). */
-  reason: string;
-  /** With earlier_execution: the execution that has to end first. */
-  executionId?: string;
-}
+/** Phases in which an execution may wait. The reason is not in the log, so it is read again now and then. */
+const waitingPhases = new Set(["queued", "starting", "waiting_for_approval", "paused"]);
+const waitingIntervalMs = 5000;
 
 export interface UseExecution {
   /** The newest execution of the session. */
@@ -197,7 +193,7 @@ export interface UseExecution {
   phase: string | undefined;
   error: Error | undefined;
   /** Why the execution waits, if that is known. */
-  waiting: Waiting | undefined;
+  waiting: Schemas["spool.v1.Waiting"] | undefined;
   cancel(): Promise<void>;
   pause(): Promise<void>;
   resume(): Promise<void>;
@@ -211,18 +207,26 @@ export interface UseExecution {
 export function useExecution(id: string | undefined): UseExecution {
   const client = useClient();
   const source = useSessionSource(id);
-  const executions = useSessionPart(source, (s) => s.executions);
-  const execution = executions[executions.length - 1];
+  const newest = useSessionPart(source, (s) => s.executions[s.executions.length - 1]);
+  const read = useSessionPart(source, (s) => s.waiting);
+  const { executionId, phase } = newest ?? {};
+  const waiting = read && read.executionId === executionId && read.phase === phase ? read.waiting : undefined;
+  useEffect(() => {
+    if (!source || !executionId || !waitingPhases.has(phase ?? "")) return;
+    void source.readWaiting();
+    const timer = setInterval(source.readWaiting, waitingIntervalMs);
+    return () => clearInterval(timer);
+  }, [source, executionId, phase]);
   const control = (operation: "Executions_CancelExecution" | "Executions_PauseExecution" | "Executions_ResumeExecution" | "Executions_RecoverExecution") => async (s: SessionSource) => {
-    const newest = s.getSnapshot().executions.at(-1)?.executionId;
-    if (!newest) throw new Error("the session has no execution");
-    await client.call(operation, { path: { execution_id: newest } });
+    const id = s.getSnapshot().executions.at(-1)?.executionId;
+    if (!id) throw new Error("the session has no execution");
+    await client.call(operation, { path: { execution_id: id } });
   };
   return {
-    execution,
-    phase: execution?.phase,
+    execution: useMemo(() => (newest && waiting ? { ...newest, waiting } : newest), [newest, waiting]),
+    phase,
     error: useSessionPart(source, (s) => s.error),
-    waiting: useMemo(() => waitingOf(executions), [executions]),
+    waiting,
     cancel: useWith(source, "cancel", control("Executions_CancelExecution")),
     pause: useWith(source, "pause", control("Executions_PauseExecution")),
     resume: useWith(source, "resume", control("Executions_ResumeExecution")),
@@ -237,15 +241,6 @@ export interface UsePlan {
   steps: readonly Step[];
   /** The block that has the plan; undefined if there is none, or if it is before the blocks that were read. */
   blockId: string | undefined;
-}
-
-/** Returns why the last execution waits. */
-function waitingOf(executions: SessionSnapshot["executions"]): Waiting | undefined {
-  const phase = executions[executions.length - 1]?.phase;
-  if (phase === "waiting_for_approval") return { reason: "approval" };
-  if (phase === "paused") return { reason: "paused" };
-  const earlier = executions.slice(0, -1).find((e) => !hasEnded(e));
-  return phase === "queued" && earlier ? { reason: "earlier_execution", executionId: earlier.executionId! } : undefined;
 }
 
 /** The present plan of the session's main conversation. */

@@ -1,4 +1,4 @@
-import { BlockView, SpoolError, isTerminal, type Block, type CallParams, type Part, type PlanItem, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
+import { BlockView, SpoolError, endReasonOf, isTerminal, type Block, type CallParams, type Part, type PlanItem, type Schemas, type Session, type SessionEvent, type SpoolClient } from "@spoolhq/client";
 import { Source, coalesced, idleConnection, single, type SourceSnapshot } from "./source.js";
 
 /** The blocks of a conversation. */
@@ -27,6 +27,8 @@ export interface SessionSnapshot extends SourceSnapshot {
   metadata: ConversationMetadata | undefined;
   events: readonly SessionEvent[];
   truncatedBlockIds: ReadonlySet<string>;
+  /** Why the newest execution waited when it was read last, in its phase of that time. */
+  waiting: Pick<Schemas["spool.v1.Execution"], "executionId" | "phase" | "waiting"> | undefined;
   /** The plan of the main conversation, if its block is before the blocks that were read. */
   earlierPlan: readonly PlanItem[] | undefined;
 }
@@ -50,6 +52,7 @@ export const idleSession: SessionSnapshot = {
   metadata: undefined,
   events: [],
   truncatedBlockIds: new Set(),
+  waiting: undefined,
   earlierPlan: undefined,
 };
 
@@ -60,8 +63,7 @@ const maxWaiting = 10_000; // events that were received and not taken in
 
 /** Events after which session and executions are read again. */
 const changesDetails = /^(session_|execution_|message_accepted|attempt_failed|approval_|sandbox_(?!usage|health)|workspace_synced)/;
-/** Reports whether an execution has ended. */
-export const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
+const hasEnded = (e: Schemas["spool.v1.Execution"]) => /^(completed|failed|cancelled)$/.test(e.phase ?? "");
 const streamedKinds = new Set<string>(["assistant_text", "thinking", "tool_use"]);
 
 type PlanBlock = Extract<Block, { kind: "plan" | "todo" }>;
@@ -75,8 +77,12 @@ export const planItems = (block: PlanBlock): readonly PlanItem[] => ("plan" in b
 /** A user message that is not in the log yet. */
 interface OptimisticMessage {
   block: Block;
+  content: string;
   executionId?: string;
 }
+
+/** Returns a text that is the same for messages with the same content. */
+const contentKey = ({ content, parts }: { content?: string; parts?: Part[] }): string => JSON.stringify([content, parts]);
 
 /** The state of one session, shared by all hooks with its id. */
 export class SessionSource extends Source<SessionSnapshot> {
@@ -96,6 +102,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   #approvals = new Map<string, Schemas["spool.v1.Approval"]>();
   #endedApprovals = new Set<string>();
   #needsApprovals = false;
+  #readError: Error | undefined; // of the read that failed last
   #executions: readonly Schemas["spool.v1.Execution"][] = [];
   #subagents: Map<string, Schemas["spool.v1.Conversation"]> | undefined; // undefined until a hook needs them
   #events: readonly SessionEvent[] = [];
@@ -242,9 +249,9 @@ export class SessionSource extends Source<SessionSnapshot> {
 
   /** Posts a message. A block with status pending stands for it until the log has it. */
   readonly sendMessage = async (content: string | Part[], options: MessageOptions = {}): Promise<Schemas["spool.v1.PostMessageResponse"]> => {
-    const body = typeof content === "string" ? { content } : { parts: content };
+    const body: { content?: string; parts?: Part[] } = typeof content === "string" ? { content } : { parts: content };
     const block = { id: `local_${++this.#messages}`, kind: "user_message" as const, status: "pending" as const, timestamp: new Date().toISOString(), conversationId: "main", ...body };
-    const message: OptimisticMessage = { block };
+    const message: OptimisticMessage = { block, content: contentKey(body) };
     this.#optimistic.push(message);
     this.#touched.add("main");
     this.schedule();
@@ -269,7 +276,7 @@ export class SessionSource extends Source<SessionSnapshot> {
     const message =
       this.#optimistic.find((m) => m.executionId !== undefined && m.executionId === event.executionId) ??
       // The event may come before the answer of the request.
-      this.#optimistic.find((m) => m.executionId === undefined && "content" in m.block && m.block.content === event.data?.content);
+      this.#optimistic.find((m) => m.executionId === undefined && m.content === contentKey(event.data ?? {}));
     if (message) this.#removeOptimistic(message, event.data.blockId);
   }
 
@@ -330,6 +337,7 @@ export class SessionSource extends Source<SessionSnapshot> {
         if (!nextPageToken) break;
         pageToken = nextPageToken;
       }
+      if (this.getSnapshot().error === this.#readError) this.error = undefined;
       this.#executions = all;
       this.#set({ session, executions: all });
       const last = all[all.length - 1];
@@ -339,9 +347,22 @@ export class SessionSource extends Source<SessionSnapshot> {
     }
   });
 
+  /** Reads why the newest execution waits. */
+  readonly readWaiting = coalesced(async () => {
+    const id = this.#executions[this.#executions.length - 1]?.executionId;
+    if (!id) return;
+    try {
+      const { executionId, phase, waiting } = await this.client.call("Executions_GetExecution", { path: { execution_id: id } });
+      const next = { ...(executionId && { executionId }), ...(phase && { phase }), ...(waiting && { waiting }) };
+      if (JSON.stringify(next) !== JSON.stringify(this.getSnapshot().waiting)) this.#set({ waiting: next });
+    } catch (error) {
+      if (!endReasonOf(error)) this.#failedRead(error); // a refusal leaves the reason unknown
+    }
+  });
+
   /** Reports an error of a read, unless the stream reports why the session cannot be read. */
   #failedRead(error: unknown): void {
-    if (this.getSnapshot().connection.status !== "ended") this.error = error as Error;
+    if (this.getSnapshot().connection.status !== "ended") this.error = this.#readError = error as Error;
   }
 
   #applyMetadata(event: SessionEvent): void {

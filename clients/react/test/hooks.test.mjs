@@ -94,22 +94,23 @@ test("a block that completes is there in every render, under the same id", async
   }
 });
 
-for (const eventFirst of [true, false]) {
-  test(`a message is shown at once and replaced when ${eventFirst ? "its event comes before the answer" : "the answer comes before its event"}`, async (t) => {
+const parts = [{ type: "text", text: "hi" }, { type: "image", mediaType: "image/png", data: "AA==" }];
+for (const [eventFirst, body] of [[true, { content: "hi" }], [true, { parts }], [false, { content: "hi" }]]) {
+  test(`a message with ${Object.keys(body)} is shown at once and replaced when ${eventFirst ? "its event comes before the answer" : "the answer comes before its event"}`, async (t) => {
     let answer;
     const g = await gateway(t, {
       "POST /api/sessions/ses_1/messages": async (request, response) => {
-        assert.deepEqual(JSON.parse(await bodyOf(request)), { metadata: { a: 1 }, content: "hi" });
+        assert.deepEqual(JSON.parse(await bodyOf(request)), { metadata: { a: 1 }, ...body });
         answer = () => json(response, { executionId: "exe_1" }, 202);
       },
     });
     const view = await renderHook(t, g.client, () => useMessages("ses_1"));
     await live(view);
-    const posted = view.last.sendMessage("hi", { metadata: { a: 1 } });
+    const posted = view.last.sendMessage(body.content ?? body.parts, { metadata: { a: 1 } });
     await paintUntil(() => view.last.blocks.length === 1 && answer);
     const first = view.seen.length - 1;
-    assert.deepEqual([view.last.blocks[0].status, view.last.blocks[0].content], ["pending", "hi"]);
-    const accept = () => g.send(event(1, "message_accepted", { blockId: "blk_1", content: "hi" }));
+    assert.deepEqual([view.last.blocks[0].status, view.last.blocks[0].content ?? view.last.blocks[0].parts], ["pending", body.content ?? body.parts]);
+    const accept = () => g.send(event(1, "message_accepted", { blockId: "blk_1", ...body }));
     const stored = () => view.last.blocks[0].id === "blk_1";
     if (eventFirst) {
       accept();
@@ -314,19 +315,40 @@ test("executions, usage and session follow the events", async (t) => {
   assert.equal(g.requests.filter((r) => r.path === "/api/sessions/ses_1").at(-1).query.minPosition, "0-2");
 });
 
-test("an execution waits for a person, for the one before it, or because it is paused", async (t) => {
-  let executions = [{ executionId: "exe_1", phase: "running" }, { executionId: "exe_2", phase: "queued" }];
-  const g = await gateway(t, { "/api/sessions/ses_1/executions": (_, response) => json(response, { executions }) });
+test("an execution that waits has the reason, until it runs", async (t) => {
+  let phase = "queued";
+  let waiting = { reason: "slot", detail: "no free slot" };
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/executions": (_, response) => json(response, { executions: [{ executionId: "exe_1", phase }] }),
+    "/api/executions/exe_1": (_, response) => json(response, { executionId: "exe_1", phase, waiting }),
+  });
   const view = await renderHook(t, g.client, () => useExecution("ses_1"));
-  await paintUntil(() => view.last.execution && g.streams.size === 1);
-  assert.deepEqual(view.last.waiting, { reason: "earlier_execution", executionId: "exe_1" });
-  let seq = 0;
-  for (const [phase, waiting] of [["waiting_for_approval", { reason: "approval" }], ["paused", { reason: "paused" }], ["running", undefined], ["completed", undefined]]) {
-    executions = [{ executionId: "exe_2", phase }];
-    g.send(event(++seq, "execution_started", {}));
-    await paintUntil(() => view.last.phase === phase);
-    assert.deepEqual(view.last.waiting, waiting);
-  }
+  await paintUntil(() => view.last.waiting && g.streams.size === 1);
+  assert.deepEqual([view.last.waiting.detail, view.last.execution.waiting.reason], ["no free slot", "slot"]);
+  [phase, waiting] = ["paused", { reason: "paused" }];
+  g.send(event(1, "execution_paused", {}));
+  await paintUntil(() => view.last.waiting?.reason === "paused");
+  [phase, waiting] = ["running", undefined];
+  g.send(event(2, "execution_resumed", {}));
+  await paintUntil(() => view.last.phase === "running");
+  assert.ok(view.seen.every((s) => s.waiting === undefined || { queued: "slot", paused: "paused" }[s.phase] === s.waiting.reason));
+  assert.equal(view.last.waiting, undefined);
+});
+
+test("the error of a read is shown until a read succeeds, and the reason of a wait may be refused", async (t) => {
+  let works = false;
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/executions": (_, response) => (works ? json(response, { executions: [{ executionId: "exe_1", phase: "queued" }] }) : problem(response, 500, "INTERNAL")),
+    "/api/executions/exe_1": (_, response) => problem(response, 403, "FORBIDDEN"),
+  });
+  const view = await renderHook(t, g.client, () => useExecution("ses_1"));
+  await paintUntil(() => view.last.error?.code === "INTERNAL" && g.streams.size === 1);
+  works = true;
+  g.send(event(1, "execution_started", {}));
+  await paintUntil(() => view.last.phase === "queued" && view.last.error === undefined && g.count("/api/executions/exe_1") === 1);
+  await settle();
+  await paint();
+  assert.equal(view.last.error, undefined);
 });
 
 test("approval requests of a session open, are decided, and end", async (t) => {

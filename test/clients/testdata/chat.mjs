@@ -4,6 +4,7 @@ import { chromium } from "playwright-core";
 const { PAGE_URL, CHROMIUM = "/usr/bin/chromium" } = process.env;
 const browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox", "--disable-gpu", "--disable-background-networking"] });
 const page = await browser.newPage();
+page.setDefaultTimeout(120_000); // a machine may be busy
 const errors = [];
 page.on("pageerror", (error) => errors.push(String(error)));
 const texts = (kind) => page.locator(`li[data-kind=${kind}][data-status=complete]`).allTextContents();

@@ -101,15 +101,15 @@ export function ConversationList(props: ConversationListProps) {
     scrollMargin: headHeight,
     anchorTo: "end",
     scrollEndThreshold: -1, // the end of the virtual list is not the end of the conversation
-    // The row with the focus stays mounted.
+    // The row with the focus stays mounted, and so do open requests, with the comments that are being written.
     rangeExtractor: (range) => {
-      const indexes = defaultRangeExtractor(range);
-      return currentIndex >= 0 && currentIndex < boundary && !indexes.includes(currentIndex) ? [...indexes, currentIndex].sort((a, b) => a - b) : indexes;
+      const kept = [currentIndex, ...openRequests(rows, boundary)].filter((i) => i >= 0 && i < boundary);
+      return [...new Set([...defaultRangeExtractor(range), ...kept])].sort((a, b) => a - b);
     },
   });
 
   useLayoutEffect(follow.stick);
-  useKeepPosition(scroller, boundary, virtualizer.getTotalSize(), follow.isFollowing);
+  useKeepPosition(scroller, content, boundary === 0, rows[0]?.key, follow.isFollowing);
 
   const older = useOlder(blocks[0]?.id, hasOlder && !isLoading, loadOlder);
   const loadIfNear = () => {
@@ -241,6 +241,16 @@ function tailStart(rows: readonly Row[]): number {
   return surplus > 0 ? start + Math.ceil(surplus / tailStep) * tailStep : start;
 }
 
+/** Returns the indexes of the last open requests in the virtual list. */
+function openRequests(rows: readonly Row[], boundary: number): number[] {
+  const indexes: number[] = [];
+  for (let i = boundary - 1; i >= 0 && indexes.length < 20; i--) {
+    const row = rows[i]!;
+    if (row.type === "approval" && row.approval.status === "pending") indexes.push(i);
+  }
+  return indexes;
+}
+
 /** Returns the height of a row that was never laid out, in pixels: wrong heights are corrected without moving what is seen. */
 function estimateHeight(row: Row): number {
   if (row.type !== "block") return row.type === "approval" ? 240 : row.type === "turn" ? 44 : 30;
@@ -320,15 +330,16 @@ function useHeights() {
   return { observe, get: (key: string) => heights.current.get(key) };
 }
 
-/** Keeps what is seen in its place when the first older blocks arrive: the virtual list was empty and has no row to hold on to. */
-function useKeepPosition(scroller: React.RefObject<HTMLDivElement | null>, boundary: number, height: number, isFollowing: boolean): void {
-  const wasEmpty = useRef(true);
-  const mounted = useRef(false);
+/** Keeps what is seen in its place when older blocks arrive above an empty virtual list, which had no row to hold on to. */
+function useKeepPosition(scroller: React.RefObject<HTMLDivElement | null>, content: React.RefObject<HTMLDivElement | null>, isEmpty: boolean, firstKey: string | undefined, isFollowing: boolean): void {
+  const before = useRef<{ isEmpty: boolean; firstKey: string | undefined }>(undefined);
   useLayoutEffect(() => {
-    if (mounted.current && wasEmpty.current && boundary > 0 && !isFollowing && scroller.current) scroller.current.scrollTop += height;
-    wasEmpty.current = boundary === 0;
-    mounted.current = true;
-  }, [boundary, height, isFollowing, scroller]);
+    const { current } = before;
+    before.current = { isEmpty, firstKey };
+    if (!current?.isEmpty || current.firstKey === undefined || current.firstKey === firstKey || isFollowing) return;
+    const first = elementOf(content.current, current.firstKey);
+    if (first) scroller.current!.scrollTop += first.getBoundingClientRect().top - content.current!.getBoundingClientRect().top - headHeight;
+  }, [scroller, content, isEmpty, firstKey, isFollowing]);
 }
 
 /** Moves the focus to the chosen row once it is mounted. */
@@ -433,7 +444,7 @@ function Announcements({ rows }: { rows: readonly Row[] }) {
   const finished = rows.findLast((row) => announcement(row) !== "");
   const first = useRef(finished?.key);
   return (
-    <div className="hidden-text" aria-live="polite">
+    <div className="visually-hidden" aria-live="polite">
       {finished && finished.key !== first.current && announcement(finished)}
     </div>
   );

@@ -4,7 +4,7 @@ import { count, formatSize } from "./format";
 /** Characters of a text that are processed and shown at first. */
 export const firstCut = 64 * 1024;
 /** Characters that each further click shows: more at once would freeze the page. */
-const nextCut = 1024 * 1024;
+const nextCut = 512 * 1024;
 
 interface Props {
   text: string;
@@ -21,7 +21,13 @@ export function LongText({ text, loadWhole, children }: Props) {
   const parts: ReactNode[] = [];
   for (let start = 0; start < Math.min(shown, text.length); ) {
     const end = cutAt(text, start, Math.min(start + firstCut, shown));
-    parts.push(<Fragment key={start}>{children(text.slice(start, end), false)}</Fragment>);
+    // Whole lines are laid out only when they are near the view.
+    const Part = text[end - 1] === "\n" ? "span" : Fragment;
+    parts.push(
+      <Part key={start} {...(Part === "span" ? { className: "long-text-lines" } : {})}>
+        {children(text.slice(start, end), false)}
+      </Part>,
+    );
     start = end;
   }
   const rest = text.length - Math.min(shown, text.length);
@@ -30,7 +36,7 @@ export function LongText({ text, loadWhole, children }: Props) {
       {parts}
       {rest > 0 && (
         <button type="button" className="long-text-more" onClick={() => setShown(shown + nextCut)}>
-          {rest <= nextCut ? `Show all (${formatSize(text.length)})` : `Show 1 MB more of ${formatSize(text.length)}`}
+          {rest <= nextCut ? `Show all (${formatSize(text.length)})` : `Show ${formatSize(nextCut)} more of ${formatSize(text.length)}`}
         </button>
       )}
       {rest <= 0 && loadWhole && (

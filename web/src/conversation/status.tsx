@@ -8,7 +8,7 @@ export function StatusMark({ status, word = status }: { status: Status; word?: s
   return (
     <span className={`status-mark status-mark-${status}`} title={word}>
       <span aria-hidden="true">{shapes[status]}</span>
-      <span className="hidden-text">{word}</span>
+      <span className="visually-hidden">{word}</span>
     </span>
   );
 }

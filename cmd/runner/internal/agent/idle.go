@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/spoolhq/spool/pkg/events"
@@ -107,7 +108,14 @@ func idlePayload(l runner.JournalLine) events.Payload {
 	return note(string(l.Type), string(l.Data))
 }
 
-// blockContent returns the text of a block: of a message, a call or a result.
+// blockContent returns the text of a block: of a message, a plan, a skill, a call or a result.
 func blockContent(b events.Block) string {
-	return cmp.Or(b.Content, b.Output, b.Message, b.ToolName+" "+string(b.Input))
+	var items []string
+	for _, item := range b.TodoList() {
+		items = append(items, item.Content+" ("+item.Status+")")
+	}
+	if b.Skill != nil {
+		items = append(items, b.Skill.Name)
+	}
+	return cmp.Or(b.Content, b.Output, b.Message, strings.Join(items, ", "), b.ToolName+" "+string(b.Input))
 }

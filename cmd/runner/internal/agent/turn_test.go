@@ -273,6 +273,8 @@ func TestTurn_WithoutJournalKeepsEverythingForTheNextTurn(t *testing.T) {
 	turn.CompleteBlock(id, nil)
 	turn.AppendText(turn.OpenBlock(events.MainConversation, events.Block{Kind: events.KindThinking}), "half")
 	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindToolUse, ToolName: "run", Input: json.RawMessage(`{"n":1}`)})
+	turn.SetPlan(events.MainConversation, planOf("the plan"))
+	turn.AddBlock(events.MainConversation, events.Block{Kind: events.KindSkillLoad, Skill: &events.LoadedSkill{Name: "greet"}})
 	turn.Emit(events.MainConversation, events.Log{Message: "a note"})
 	turn.Emit(events.MainConversation, events.TranscriptWritten{AgentSessionID: "s9"})
 	turn.RequestPermission(events.MainConversation, agent.PermissionRequest{Call: permission.Call{Tool: "rm"}}, func(a agent.PermissionAnswer) {
@@ -287,7 +289,7 @@ func TestTurn_WithoutJournalKeepsEverythingForTheNextTurn(t *testing.T) {
 		got.WriteString(p.(events.Log).Message + "\n")
 	}
 	for _, want := range []string{
-		"sent assistant_text: the end, [redacted]", "sent thinking: half", `sent tool_use: run {"n":1}`, "a note", `sent transcript_written: {"agentSessionId":"s9"`,
+		"sent assistant_text: the end, [redacted]", "sent thinking: half", `sent tool_use: run {"n":1}`, "sent plan: the plan (pending)", "sent skill_load: greet", "a note", `sent transcript_written: {"agentSessionId":"s9"`,
 		`sent permission_decided: {"toolName":"rm"`, "ended a turn that did not run: completed",
 	} {
 		if !strings.Contains(got.String(), want) {

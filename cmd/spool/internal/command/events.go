@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/spoolhq/spool/cmd/spool/internal/client"
 	"github.com/spoolhq/spool/cmd/spool/internal/terminal"
@@ -145,7 +146,7 @@ func summarizeBlock(b events.Block) string {
 				done++
 			}
 		}
-		return fmt.Sprintf("%s %s %d of %d completed", b.Kind, b.Plan.Title, done, len(b.Plan.Items))
+		return fmt.Sprintf("%s %d of %d completed", strings.TrimSpace(string(b.Kind)+" "+b.Plan.Title), done, len(b.Plan.Items))
 	case b.Step != nil:
 		return fmt.Sprintf("%s %s %s %s", b.Kind, b.Step.Title, b.Step.Status, b.Step.ErrorMessage)
 	case b.Skill != nil:

@@ -214,7 +214,7 @@ func TestRecorder_SurvivesFailures(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		b.mu.Lock()
 		b.entries["exe_ends"] = waiting.Stored{Entry: entry("exe_ends", waiting.Slot), Revision: 99, Written: time.Now()} // the delete did not reach NATS
-		b.entries["exe_1"] = waiting.Stored{Revision: 100, Written: time.Now()}                                          // an entry that is not valid
+		b.entries["exe_1"] = waiting.Stored{Revision: 100, Written: time.Now()}                                           // an entry that is not valid
 		b.mu.Unlock()
 		fail(waiting.ErrInvalid)
 		time.Sleep(2 * time.Second)
