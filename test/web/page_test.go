@@ -29,6 +29,7 @@ func TestPage_AtTheRoot(t *testing.T) {
 	needBrowser(t)
 	u := harness.NewUpInstallation(t)
 	u.RunWhileUp(nil, func() {
+		runScenario(t, "signin", openPage(t, u))
 		runScenario(t, "load", openPage(t, u))
 		runScenario(t, "attack", openPage(t, u))
 	})
@@ -88,6 +89,6 @@ func TestPage_BelowAPrefix(t *testing.T) {
 		if !strings.HasPrefix(page, gateway+prefix+"/#") {
 			t.Fatalf("spool open printed %s", page)
 		}
-		runScenario(t, "load", page)
+		runScenario(t, "signin", page)
 	})
 }
