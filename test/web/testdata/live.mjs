@@ -69,7 +69,7 @@ await run(
     // The session is deleted while it is open.
     await second.getByRole("button", { name: "Delete…" }).click();
     await second.getByRole("button", { name: "Delete this session and its files" }).click();
-    await first.getByText("This session was deleted").waitFor();
+    await first.getByText("This session was deleted, or does not exist.").waitFor();
   },
   { expected: [/ERR_/, /status of 50[234]/, /status of 404/] },
 );
