@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -314,16 +315,21 @@ func TestWaits_ExpireAfterTheExecutorIsKilled(t *testing.T) {
 	}
 }
 
-// Of a thousand executions that wait for one slot, each is written at most once per refresh, by two executors together.
+// Of a thousand executions of a tenant at its limit, each is written at most once per refresh and reason, by two executors together.
 func TestWaits_ManyAreWrittenOncePerRefresh(t *testing.T) {
 	t.Parallel()
 	b := newBench(t, polite)
 	var mu sync.Mutex
-	writes := map[string]int{}
+	executions, writes := map[string]bool{}, map[string]int{} // writes by execution and reason
 	sub, err := b.nc.Subscribe("$KV."+topology.BucketWaits+".>", func(m *nats.Msg) {
+		var e waiting.Entry
+		if err := json.Unmarshal(m.Data, &e); err != nil {
+			t.Errorf("%s: %v", m.Data, err)
+		}
 		mu.Lock()
 		defer mu.Unlock()
-		writes[m.Subject]++
+		executions[e.Execution] = true
+		writes[e.Execution+" "+string(e.Reason)]++
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -344,15 +350,15 @@ func TestWaits_ManyAreWrittenOncePerRefresh(t *testing.T) {
 	reported := func() int {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(writes)
+		return len(executions)
 	}
 	b.untilWithin(within+jobs*100*time.Millisecond, "every execution is reported", func() bool { return reported() == jobs })
 	most := int(time.Since(began)/topology.WaitRefreshInterval) + 1
 	mu.Lock()
 	defer mu.Unlock()
-	for subject, n := range writes {
+	for wait, n := range writes {
 		if n > most {
-			t.Errorf("%s was written %d times in %s", subject, n, time.Since(began))
+			t.Errorf("%s was written %d times in %s", wait, n, time.Since(began))
 		}
 	}
 }
