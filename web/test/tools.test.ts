@@ -38,6 +38,18 @@ test("summarize shows the kind and the argument that matters of each architectur
   assert.equal(summarize({ toolName: "mcp__desk__open" }).name, "desk · open");
 });
 
+test("summarize leaves the folder of the workspace out of paths", () => {
+  for (const [file_path, want] of [
+    ["/var/lib/spool/executor/workspaces/ses_01M8J4AB8TCVB0VG8G38B2RJAH/src/a.ts", "src/a.ts"],
+    ["/workspace/src/a.ts", "src/a.ts"],
+    ["/etc/passwd", "/etc/passwd"],
+    ["/workspaces/other/a.ts", "/workspaces/other/a.ts"],
+  ] as const) {
+    assert.equal(summarize({ toolName: "Read", input: { file_path } }).argument, want);
+    assert.equal(summarize({ toolName: "Write", input: { file_path, content: "" } }).argument, want);
+  }
+});
+
 test("summarize accepts any input", () => {
   for (const input of [undefined, null, 1, "text", [], [1], { command: 1, path: {}, changes: [null, 1, {}], edits: [null] }, { questions: [null] }]) {
     for (const toolName of ["Bash", "Edit", "AskUserQuestion", undefined]) assert.equal(typeof summarize({ toolName, input }).argument, "string");

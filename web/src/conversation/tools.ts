@@ -128,12 +128,18 @@ export function summarize(call: Call): ToolSummary {
   const query = text(args, "pattern", "query", "regex");
   if (query !== undefined) return of(/web/i.test(tool) ? "web" : "search", [query, text(args, ...pathNames)].filter(Boolean).join("  in "));
   const path = text(args, ...pathNames);
-  if (path !== undefined) return of(/edit|write|delete|move|create/i.test(tool) ? "edit" : "read", path);
+  if (path !== undefined) return of(/edit|write|delete|move|create/i.test(tool) ? "edit" : "read", withoutWorkspace(path));
   return of("other", call.description || Object.values(args).find((value): value is string => typeof value === "string"));
 }
 
 function changeLabel(change: FileChange): string {
-  return change.movedTo ? `${change.path} → ${change.movedTo}` : change.path;
+  const path = withoutWorkspace(change.path);
+  return change.movedTo ? `${path} → ${withoutWorkspace(change.movedTo)}` : path;
+}
+
+/** Returns a path without the folder of the workspace, which is the same for all files of a session. */
+function withoutWorkspace(path: string): string {
+  return path.replace(/^(?:\/[^\0]*)?\/workspaces\/ses_[0-9A-Z]+\/|^\/workspace\//, "");
 }
 
 function firstQuestion(args: Arguments): string | undefined {
