@@ -11,22 +11,41 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/spoolhq/spool/pkg/events"
 	"github.com/spoolhq/spool/test/e2e/harness"
 )
+
+// newClaudeCluster starts Spool for sessions of the real Claude Code with the scripted model of testdata/SCRIPT.yaml.
+func newClaudeCluster(t *testing.T, script string, gateways int) *harness.Cluster {
+	t.Helper()
+	needBrowser(t)
+	if _, err := exec.LookPath("claude"); err != nil {
+		t.Skipf("claude is not on the PATH: run scripts/install: %v", err)
+	}
+	content, err := os.ReadFile("testdata/" + script + ".yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return harness.New(t, harness.Options{Gateways: gateways, Script: string(content)})
+}
+
+// TestPage_ShowsARealSession tests how a finished session of the real Claude Code is shown.
+func TestPage_ShowsARealSession(t *testing.T) {
+	t.Parallel()
+	c := newClaudeCluster(t, "session", 1)
+	session := c.CreateSession("claude-code", map[string]any{"model": "known-model"})
+	if _, end := c.RunQuery(session, "make the tests pass", nil); end.Type != (events.ExecutionCompleted{}).EventType() {
+		t.Fatalf("the query ended with %s %s", end.Type, end.Data)
+	}
+	runScenario(t, "session", c.URL(0)+"/", "SPOOL_SESSION="+session)
+	c.DeleteSession(session)
+}
 
 // TestPage_GoesOnWhenItsGatewayStops tests two pages on two gateways with a session of the real Claude Code: approvals,
 // questions, a gateway that stops in the middle of an answer, interrupts, a download and a deletion.
 func TestPage_GoesOnWhenItsGatewayStops(t *testing.T) {
 	t.Parallel()
-	needBrowser(t)
-	if _, err := exec.LookPath("claude"); err != nil {
-		t.Skipf("claude is not on the PATH: run scripts/install: %v", err)
-	}
-	script, err := os.ReadFile("testdata/live.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := harness.New(t, harness.Options{Gateways: 2, Script: string(script)})
+	c := newClaudeCluster(t, "live", 2)
 	stop := c.StartGateway()
 	spec := map[string]any{"architecture": "claude-code", "model": "known-model", "instructions": "You run commands.", "permissions": map[string]any{"preset": "ask"}}
 	if status := c.Call(0, http.MethodPost, "/api/agents", map[string]any{"ref": map[string]any{"slug": "asks"}, "spec": spec}, nil); status != http.StatusOK {

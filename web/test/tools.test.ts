@@ -90,6 +90,17 @@ test("diffOf shows texts that have nothing in common one after the other", () =>
   assert.deepEqual([diff.added, diff.removed, diff.lines[0]!.text, diff.lines[9999]!.text], [5000, 5000, "a 0", "b 4999"]);
 });
 
+test("diffOf takes the texts of an edit for parts of a file, and those of a written file for the file", () => {
+  const texts = { path: "a", before: "a - b", after: "a + b" };
+  assert.deepEqual(diffOf({ ...texts, action: "edit" }).lines.map((line) => line.mark), ["-", "+"]);
+  assert.ok(diffOf({ ...texts, action: "write" }).lines.some((line) => line.text.includes("No newline")));
+});
+
+test("parseUnified does not count the note about a missing line feed as a line of its hunk", () => {
+  const { lines } = parseUnified("@@ -1,2 +1,2 @@\n-a\n\\ No newline at end of file\n+b\n--- a\n+++ b\n");
+  assert.deepEqual(lines.map((line) => line.mark), ["@", "-", "@", "+", "-", "+"]);
+});
+
 test("parseUnified takes lines of a hunk for changes, whatever they look like", () => {
   const diff = parseUnified("--- a.sql\n+++ a.sql\n@@ -1,2 +1,2 @@\n --- a\n--- comment\n+++ added\n\\ No newline at end of file\n@@ -9 +9 @@\n-x\n+y\n");
   assert.deepEqual(marks(diff.lines), ["@--- a.sql", "@+++ a.sql", "@@@ -1,2 +1,2 @@", " --- a", "--- comment", "+++ added", "@\\ No newline at end of file", "@@@ -9 +9 @@", "-x", "+y"]);

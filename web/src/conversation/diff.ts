@@ -20,8 +20,10 @@ const maxEdits = 1000;
 /** Returns a change of a file as lines, all of them. */
 export function diffOf(change: FileChange): Diff {
   if (change.patch !== undefined) return parseUnified(change.patch);
-  const before = change.before ?? "";
-  const after = change.after ?? "";
+  // The texts of an edit are parts of the file: the end of a text is not the end of the file.
+  const whole = (text = "") => (change.action === "edit" && text !== "" && !text.endsWith("\n") ? `${text}\n` : text);
+  const before = whole(change.before);
+  const after = whole(change.after);
   const patch = before && after ? structuredPatch("", "", before, after, "", "", { context: 3, maxEditLength: maxEdits }) : undefined;
   if (!patch) return counted([...marked("-", before), ...marked("+", after)]);
   return counted(patch.hunks.flatMap((hunk, i) => [...(i > 0 ? [{ mark: "@" as const, text: "" }] : []), ...hunk.lines.map(diffLine)]));
@@ -43,8 +45,8 @@ export function parseUnified(patch: string): Diff {
       continue;
     }
     const next = diffLine(line);
-    if (next.mark !== "+") before--;
-    if (next.mark !== "-") after--;
+    if (next.mark === "-" || next.mark === " ") before--;
+    if (next.mark === "+" || next.mark === " ") after--;
     out.push(next);
   }
   return counted(out);
