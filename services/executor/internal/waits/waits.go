@@ -15,6 +15,9 @@ import (
 const (
 	// minWait is the duration of a wait after which it is published. Shorter waits cost no write.
 	minWait = time.Second
+	// ChangeInterval is the minimum time between the publication of a wait and that of another reason of it. Reasons can change
+	// all the time: two limits may be reached at once.
+	ChangeInterval = 5 * time.Second
 	// passInterval is the interval at which a Recorder looks for waits to publish.
 	passInterval = time.Second
 	// retention is the time after which a wait is forgotten that was not recorded again. It exceeds the longest delay of a
@@ -59,7 +62,16 @@ type wait struct {
 	entry     waiting.Entry
 	open      bool      // the wait lasts until End, even if it is not recorded again
 	published time.Time // when the bucket's entry was written, by this executor or another one; zero before the first comparison
+	changed   bool      // the reason that was published is another one
 	stored    bool      // the bucket may have an entry of this executor for the execution
+}
+
+// interval returns the minimum time from the last publication to the next one.
+func (w *wait) interval() time.Duration {
+	if w.changed {
+		return ChangeInterval
+	}
+	return topology.WaitRefreshInterval
 }
 
 // New returns a Recorder, which publishes nothing before Run.
@@ -91,7 +103,7 @@ func (r *Recorder) record(e waiting.Entry, open bool) {
 			e.Since = w.entry.Since
 		}
 	default:
-		w.published = time.Time{}
+		w.changed = true
 	}
 	w.entry, w.open = e, open
 }
@@ -180,7 +192,7 @@ func (r *Recorder) takeDue() (due []waiting.Entry, ended []string) {
 		switch {
 		case !w.open && now.Sub(w.entry.Seen) > retention:
 			delete(r.waits, execution)
-		case len(due) < maxPassWrites && now.Sub(w.entry.Since) >= minWait && (w.published.IsZero() || now.Sub(w.published) >= topology.WaitRefreshInterval):
+		case len(due) < maxPassWrites && now.Sub(w.entry.Since) >= minWait && now.Sub(w.published) >= w.interval():
 			if w.open {
 				w.entry.Seen = now
 			}
@@ -219,7 +231,7 @@ func (r *Recorder) publishEntry(ctx context.Context, e waiting.Entry) error {
 		r.ended = append(r.ended, e.Execution)
 	case w == nil:
 	case w.entry.IsSameWait(e):
-		w.entry.Since, w.published, w.stored = e.Since, written, w.stored || write
+		w.entry.Since, w.published, w.changed, w.stored = e.Since, written, false, w.stored || write
 	default:
 		w.stored = w.stored || write
 	}

@@ -128,6 +128,25 @@ func TestRecorder_WritesOncePerRefresh(t *testing.T) {
 	})
 }
 
+// TestRecorder_WritesFewChangesOfTheReason tests that a wait whose reason changes all the time is not written at each change.
+func TestRecorder_WritesFewChangesOfTheReason(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newBucket()
+		r := run(t, b)
+		const changes = 60
+		for n := range changes {
+			for range 4 {
+				r.Record(entry("exe_1", []waiting.Reason{waiting.Slot, waiting.TenantLimit}[n%2]))
+				time.Sleep(time.Second / 2)
+			}
+		}
+		if most := int(changes*2*time.Second/waits.ChangeInterval) + 1; b.puts["exe_1"] > most || b.puts["exe_1"] < most/2 {
+			t.Errorf("%d writes for %d changes, want at most %d", b.puts["exe_1"], changes, most)
+		}
+	})
+}
+
 func TestRecorder_FollowsTheReason(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -139,7 +158,7 @@ func TestRecorder_FollowsTheReason(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 		changed := time.Now()
-		for range 30 {
+		for range 60 {
 			r.Record(entry("exe_1", waiting.TenantLimit))
 			time.Sleep(100 * time.Millisecond)
 		}
