@@ -1,6 +1,6 @@
 import type { Schemas } from "@spoolhq/client";
 import { useApprovals, type ApprovalDecision } from "@spoolhq/react";
-import { useCallback, useEffect, useRef, useState } from "react";
+import { useCallback, useEffect, useMemo, useRef, useState } from "react";
 import { Link } from "wouter";
 import { ApprovalCard } from "./conversation";
 import { ErrorNote } from "./error";
@@ -14,12 +14,10 @@ type Approval = Schemas["spool.v1.Approval"];
 
 const pageSize = 50;
 
-/** All requests that wait for a person, the oldest first. */
+/** All requests that wait for a person. */
 export function ApprovalsPage() {
   const { approvals, error, decide } = useApprovals();
   const { linkTo } = useParameters();
-  const [shown, setShown] = useState(pageSize);
-  const sorted = [...approvals].sort((a, b) => (a.requestedAt ?? "").localeCompare(b.requestedAt ?? ""));
   return (
     <section className="approvals" aria-label="Approvals">
       <header className="approvals-head">
@@ -30,34 +28,66 @@ export function ApprovalsPage() {
         <NotificationButton />
       </header>
       {error && <ErrorNote error={error} />}
-      {sorted.length === 0 && !error && (
+      {approvals.length === 0 && !error && (
         <p className="muted">
           No request waits. An agent asks here before a call that its <Term name="permissions" /> leave to a person.
         </p>
       )}
-      <ul className="approvals-list">
-        {sorted.slice(0, shown).map((approval) => (
-          <Item key={approval.approvalId} approval={approval} decide={decide} />
-        ))}
-      </ul>
-      {sorted.length > shown && (
-        <button className="button" onClick={() => setShown(shown + pageSize)}>
-          Show {Math.min(pageSize, sorted.length - shown)} of {sorted.length - shown} more
-        </button>
-      )}
+      <ApprovalList approvals={approvals} decide={decide} />
     </section>
   );
 }
 
-function Item({ approval, decide }: { approval: Approval; decide: ReturnType<typeof useApprovals>["decide"] }) {
+type Decide = ReturnType<typeof useApprovals>["decide"];
+
+/** Requests, the oldest first. One that ends stays in its place, so that no other request moves under the pointer. */
+export function ApprovalList({ approvals, decide }: { approvals: readonly Approval[]; decide: Decide }) {
+  const [limit, setLimit] = useState(pageSize);
+  const [removals, setRemovals] = useState(0);
+  // The function to decide is another one after a sign-in, perhaps to another tenant.
+  const seen = useMemo(() => new Map<string, Approval>(), [decide, removals]);
+  const open = new Set<string>();
+  for (const approval of approvals) {
+    if (approval.status !== "pending") continue;
+    open.add(approval.approvalId!);
+    seen.set(approval.approvalId!, approval);
+  }
+  const sorted = [...seen.values()].sort((a, b) => (a.requestedAt ?? "").localeCompare(b.requestedAt ?? ""));
+  const rest = sorted.length - limit;
+  return (
+    <>
+      {sorted.length > open.size && (
+        <div>
+          <button className="button" onClick={() => setRemovals(removals + 1)}>
+            Remove {sorted.length - open.size} ended
+          </button>
+        </div>
+      )}
+      <ul className="approvals-list">
+        {sorted.slice(0, limit).map((approval) => (
+          <Item key={approval.approvalId} approval={approval} isOpen={open.has(approval.approvalId!)} decide={decide} />
+        ))}
+      </ul>
+      {rest > 0 && (
+        <button className="button" onClick={() => setLimit(limit + pageSize)}>
+          Show {Math.min(pageSize, rest)} of {rest} more
+        </button>
+      )}
+    </>
+  );
+}
+
+function Item({ approval, isOpen, decide }: { approval: Approval; isOpen: boolean; decide: Decide }) {
   const { linkTo } = useParameters();
   const onDecide = useCallback((decision: ApprovalDecision) => decide(approval.approvalId!, decision), [decide, approval.approvalId]);
   return (
     <li className="approvals-item">
       <p className="approvals-session muted">
-        <Link href={linkTo(`/sessions/${approval.sessionId}`)}>Open the session</Link> · <Time at={approval.requestedAt} />
+        <Link href={linkTo(`/sessions/${approval.sessionId}`)}>Open the session</Link> · {isOpen ? <Time at={approval.requestedAt} /> : "no longer open"}
       </p>
-      <ApprovalCard approval={approval} onDecide={onDecide} />
+      <div inert={!isOpen}>
+        <ApprovalCard approval={approval} onDecide={onDecide} />
+      </div>
     </li>
   );
 }
@@ -82,11 +112,19 @@ export function useApprovalNotices(approvals: readonly Approval[]): void {
 
   const known = useRef(new Set<string>());
   useEffect(() => {
+    const added = approvals.filter(({ approvalId }) => !known.current.has(approvalId!));
+    known.current = new Set(approvals.map(({ approvalId }) => approvalId!));
     const isAllowed = "Notification" in window && Notification.permission === "granted";
-    for (const { approvalId: id, title } of approvals) {
-      if (known.current.has(id!)) continue;
-      known.current.add(id!);
-      if (isAllowed && document.hidden) new Notification("An agent asks for approval", { body: visible(title ?? ""), tag: id! });
-    }
+    if (!isAllowed || !document.hidden || added.length === 0) return;
+    if (added.length === 1) notify("An agent asks for approval", visible(added[0]!.title ?? ""), added[0]!.approvalId!);
+    else notify("Spool", `${added.length} requests wait for approval`, "approvals");
   }, [approvals]);
+}
+
+function notify(title: string, body: string, tag: string): void {
+  try {
+    new Notification(title, { body, tag });
+  } catch {
+    // Browsers of phones have no constructor of notifications; the title of the tab has the number.
+  }
 }

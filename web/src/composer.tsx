@@ -45,12 +45,13 @@ export function Composer({ sessionId, isRunning, interrupt }: ComposerProps) {
     setSending(true);
     setError(undefined);
     try {
-      if (isRunning && mode === "interrupt") await interrupt();
       write("");
+      if (isRunning && mode === "interrupt") await interrupt();
       uploads.clear();
       await sendMessage(text);
     } catch (failure) {
-      write(text);
+      // What was written since stays.
+      write([text, drafts.get(sessionId)].filter(Boolean).join("\n"));
       setError(failure);
     } finally {
       setSending(false);

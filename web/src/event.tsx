@@ -4,7 +4,7 @@ import { useEffect, useState } from "react";
 import { Code, CopyButton } from "./conversation/code";
 import { LongText } from "./conversation/longtext";
 import { ErrorNote } from "./error";
-import { useParameters } from "./location";
+import { readSeq, useParameters } from "./location";
 import { Term } from "./term";
 import { visible } from "./text";
 import { Time } from "./time";
@@ -16,8 +16,8 @@ const listed = 200;
 /** The event of ?seq=, as the log has it; without one, the last events to choose from. */
 export function EventTab({ sessionId }: { sessionId: string }) {
   const { parameters } = useParameters();
-  const seq = Number(parameters.get("seq"));
-  return seq > 0 ? <ChosenEvent sessionId={sessionId} seq={seq} /> : <RecentEvents sessionId={sessionId} />;
+  const seq = readSeq(parameters);
+  return seq !== undefined ? <ChosenEvent sessionId={sessionId} seq={seq} /> : <RecentEvents sessionId={sessionId} />;
 }
 
 function ChosenEvent({ sessionId, seq }: { sessionId: string; seq: number }) {

@@ -15,9 +15,9 @@ const keys: [string, string][] = [
   ["?", "this help"],
 ];
 
-/** Reports whether keys belong to the element: a field, or a control that uses letters. */
+/** Reports whether keys belong to the element: a field, a control that uses letters, or a dialog, which Esc closes. */
 export function takesKeys(target: EventTarget | null): boolean {
-  return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
+  return target instanceof Element && target.closest("input, textarea, select, [contenteditable], dialog") !== null;
 }
 
 /** The keys of the whole page: search, help and closing the panel. */

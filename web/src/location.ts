@@ -4,6 +4,12 @@ import { useLocation, useSearch } from "wouter";
 /** Parameters of the URL that belong to the list of sessions, and stay when another session is opened. */
 const listParameters = new Set(["q", "phase"]);
 
+/** Returns the seq of ?seq=; undefined without one, or if it is not the seq of an event. */
+export function readSeq(parameters: URLSearchParams): number | undefined {
+  const text = parameters.get("seq") ?? "";
+  return /^[1-9]\d{0,14}$/.test(text) ? Number(text) : undefined;
+}
+
 /** Returns the parameters of the URL, and a function that changes some of them. undefined removes a parameter. */
 export function useParameters() {
   const search = useSearch();

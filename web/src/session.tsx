@@ -7,7 +7,7 @@ import { ConnectionLine } from "./connection";
 import { Conversation } from "./conversation";
 import { formatCost, formatDuration } from "./conversation/format";
 import { ErrorNote } from "./error";
-import { useParameters } from "./location";
+import { readSeq, useParameters } from "./location";
 import { phaseOf, PhaseMark, phaseWords } from "./phase";
 import { visible } from "./text";
 import { Time } from "./time";
@@ -23,7 +23,7 @@ export function SessionPage({ id }: { id: string }) {
   const { connection } = useMessages(id);
   const execution = useExecution(id);
   const { parameters, set, linkTo } = useParameters();
-  const at = Number(parameters.get("seq")) || undefined;
+  const at = readSeq(parameters);
   const isDeleted = connection.status === "ended" && connection.reason === "deleted";
 
   return (

@@ -139,3 +139,27 @@ test("ApprovalCard shows who decided and when, and no buttons", () => {
 test("ApprovalCard accepts a request without any field", () => {
   assert.match(render({}, { toolName: undefined }).container.textContent!, /Run a tool\?/);
 });
+
+test("ApprovalCard ignores the second click of a double click, which was meant for what was there before", async () => {
+  const { button, decisions } = render(command);
+  await act(async () => void button("Approve Bash").dispatchEvent(new MouseEvent("click", { bubbles: true, detail: 2 })));
+  assert.deepEqual(decisions, []);
+  await act(async () => void button("Approve Bash").dispatchEvent(new MouseEvent("click", { bubbles: true, detail: 1 })));
+  assert.deepEqual(decisions, [{ decision: "approve" }]);
+});
+
+test("ApprovalCard shows an elicitation whose schema is not one", () => {
+  for (const properties of [{ a: null, b: true, c: 1 }, null, [null], "ab"]) {
+    const { container } = render({ kind: "elicitation", schema: { properties } }, { kind: "elicitation" });
+    assert.ok(container.querySelector("textarea"), JSON.stringify(properties));
+  }
+});
+
+test("ApprovalCard groups the options of each question, so that arrow keys choose one", () => {
+  const options = [{ label: "Blue" }, { label: "Red" }];
+  const { container } = render({ kind: "question", questions: [{ id: "a", question: "A?", options }, { id: "b", question: "B?", options }] }, { kind: "question" });
+  const names = [...container.querySelectorAll<HTMLInputElement>("input[type=radio]")].map((input) => input.name);
+  assert.ok(names[0] && names[2]);
+  assert.deepEqual(names, [names[0], names[0], names[2], names[2]]);
+  assert.notEqual(names[0], names[2]);
+});

@@ -40,6 +40,11 @@ test("Markdown opens links apart from the page", () => {
   assert.equal(link.getAttribute("target"), "_blank");
 });
 
+test("Markdown writes the whole address of a link, so that none leads into the inspector", () => {
+  const hrefs = [...render("[a](http:approvals) [b](https:/evil.example) [c](mailto:a@a.example)").querySelectorAll("a")].map((a) => a.getAttribute("href"));
+  assert.deepEqual(hrefs, ["http://approvals/", "https://evil.example/", "mailto:a@a.example"]);
+});
+
 test("isSafeLink accepts web pages and mail only", () => {
   for (const href of ["https://a.example", "http://a.example/x", "mailto:a@a.example"]) assert.equal(isSafeLink(href), true, href);
   for (const href of ["javascript:alert(1)", "java\tscript:alert(1)", "data:text/html,x", "file:///etc/passwd", "/api/keys", "//evil.example", "#x", ""]) assert.equal(isSafeLink(href), false, href);

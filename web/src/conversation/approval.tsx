@@ -1,6 +1,6 @@
 import type { Schemas } from "@spoolhq/client";
 import type { ApprovalDecision } from "@spoolhq/react";
-import { memo, useId, useMemo, useState, type ReactNode } from "react";
+import { memo, useId, useMemo, useState, type MouseEvent, type ReactNode } from "react";
 import { ErrorNote } from "../error";
 import { visible } from "../text";
 import "./approval.css";
@@ -66,7 +66,7 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
   const open = approval.status === "pending";
   const shown = { request, approval, decide, sending };
   return (
-    <div role="group" className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId}>
+    <div role="group" className={`approval${open ? " approval-open" : ""}`} aria-labelledby={headId} onClickCapture={ignoreDoubleClick}>
       <header className="approval-head">
         <StatusMark status={statusOf(approval)} word={approval.status} />
         <h3 id={headId}>{open ? headline(approval, request) : <Outcome approval={approval} />}</h3>
@@ -85,6 +85,11 @@ export const ApprovalCard = memo(function ApprovalCard({ approval, onDecide }: P
     </div>
   );
 });
+
+/** Stops the second click of a double click on a button that decides: a decision moves cards, and the click was meant for another one. */
+function ignoreDoubleClick(event: MouseEvent): void {
+  if (event.detail > 1 && (event.target as Element).closest(".approval-buttons, .approval-all")) event.stopPropagation();
+}
 
 /** What was decided about: folded, because it is over. */
 function DecidedRequest({ request, comment }: { request: Request; comment: string | undefined }) {
@@ -258,6 +263,7 @@ function parseArguments(draft: string | undefined): { value?: unknown; error?: s
 /** The questions of an agent, with their options. */
 function Questions({ request, decide, sending }: DecideProps) {
   const questions = request.questions ?? [];
+  const group = useId();
   const [chosen, setChosen] = useState<ReadonlyMap<string, readonly string[]>>(new Map());
   const [other, setOther] = useState<ReadonlyMap<string, string>>(new Map());
   const answerTo = ({ id }: Question) => [...(chosen.get(id) ?? []), ...(other.get(id) ? [other.get(id)!] : [])];
@@ -273,14 +279,14 @@ function Questions({ request, decide, sending }: DecideProps) {
   const answer = () => decide({ decision: "answer", answers: Object.fromEntries(questions.map((question) => [question.id, answerTo(question)])) });
   return (
     <div className="approval-decide">
-      {questions.map((question) => (
+      {questions.map((question, index) => (
         <fieldset key={question.id} className="approval-question">
           <legend>
             {question.header && <span className="approval-note">{visible(question.header)}</span>} <span dir="auto">{visible(question.question)}</span>
           </legend>
           {question.options?.map(({ label, description }) => (
             <label key={label} className="approval-option">
-              <input type={question.multiple ? "checkbox" : "radio"} checked={(chosen.get(question.id) ?? []).includes(label)} onChange={() => choose(question, label)} />
+              <input type={question.multiple ? "checkbox" : "radio"} name={`${group}${index}`} checked={(chosen.get(question.id) ?? []).includes(label)} onChange={() => choose(question, label)} />
               <span dir="auto">{visible(label)}</span>
               {description && <span className="approval-note">{visible(description)}</span>}
             </label>
@@ -333,8 +339,9 @@ function JsonEditor({ label, value, onChange, error }: { label: string; value: s
 
 /** Returns an object with the fields of a schema, without values to send by mistake. */
 function emptyAnswer(schema: unknown): Record<string, unknown> {
-  const properties = (schema as { properties?: Record<string, { type?: string; default?: unknown }> } | undefined)?.properties ?? {};
-  return Object.fromEntries(Object.entries(properties).map(([name, property]) => [name, property.default ?? (property.type === "string" ? "" : null)]));
+  // The schema is of an MCP server, and may be anything.
+  const properties = (schema as { properties?: Record<string, { type?: string; default?: unknown } | null> | null } | null | undefined)?.properties ?? {};
+  return Object.fromEntries(Object.entries(properties).map(([name, property]) => [name, property?.default ?? (property?.type === "string" ? "" : null)]));
 }
 
 /** The buttons below questions. Without an answer the button to send it is disabled; Enter in a field does not send it. */

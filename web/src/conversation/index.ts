@@ -1,3 +1,2 @@
-export { ApprovalCard, type Approval } from "./approval";
+export { ApprovalCard } from "./approval";
 export { Conversation } from "./conversation";
-export { transcriptMarkdown } from "./transcript";

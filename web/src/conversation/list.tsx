@@ -6,6 +6,7 @@ import { count } from "./format";
 import { isEnded, isFailure, rowsOf, type Row, type Subagent, type Turn } from "./rows";
 import { opensByItself, RowView, type RowActions } from "./rowview";
 import { summarize } from "./tools";
+import { takesKeys } from "../help";
 import { visible } from "../text";
 import { transcriptMarkdown } from "./transcript";
 
@@ -398,7 +399,7 @@ function useKeys(keys: Keys): void {
   useEffect(() => {
     const handle = (event: KeyboardEvent) => {
       const target = event.target instanceof Element ? event.target : document.body;
-      if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || target.closest("input, textarea, select, [contenteditable], dialog")) return;
+      if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || takesKeys(target)) return;
       const { step, next, toggle, toggleAll, end } = latest.current;
       switch (event.key) {
         case "j":

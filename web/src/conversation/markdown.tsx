@@ -196,11 +196,14 @@ function renderSpan(token: Token): ReactNode {
   }
 }
 
-/** Returns a link, or only its text if it does not lead to a web page or a mail address. */
+/**
+ * Returns a link, or only its text if it does not lead to a web page or a mail address. The address is written whole: browsers
+ * resolve "http:path" relative to the page.
+ */
 function renderLink(href: string, content: ReactNode): ReactNode {
   if (!isSafeLink(href)) return <span title={visible(href)}>{content}</span>;
   return (
-    <a href={href} target="_blank" rel="noopener noreferrer nofollow" title={visible(href)}>
+    <a href={new URL(href).href} target="_blank" rel="noopener noreferrer nofollow" title={visible(href)}>
       {content}
     </a>
   );
