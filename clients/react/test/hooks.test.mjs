@@ -471,3 +471,21 @@ test("files are read again after a snapshot", async (t) => {
   g.send(event(1, "workspace_synced", { snapshot: "s", files: 0 }));
   await paintUntil(() => view.last.files.length === 0);
 });
+
+test("sub-agents are read as of the last event, and again if their blocks could not be read", async (t) => {
+  let refused = true;
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/conversations": { conversations: [{ conversationId: "cnv_1", name: "a", status: "running" }] },
+    "/api/sessions/ses_1/blocks": (request, response) => {
+      const isMain = new URL(request.url, "http://x").searchParams.get("conversationId") === "main";
+      if (!isMain && refused) return problem(response, 400, "INVALID_REQUEST");
+      json(response, { tip: 0, blocks: isMain ? [] : [block("s", "assistant_text", { content: "done", conversationId: "cnv_1" })] });
+    },
+  });
+  const view = await renderHook(t, g.client, () => ({ ...useSubagents("ses_1"), error: useMessages("ses_1").error }));
+  await paintUntil(() => view.last.error && view.last.count === 1 && g.streams.size === 1);
+  refused = false;
+  g.send(event(1, "execution_completed", {}));
+  await paintUntil(() => view.last.getSubagentBlocks("cnv_1").length === 1);
+  assert.deepEqual(g.requests.filter((r) => r.path.endsWith("/conversations")).map((r) => r.query.minPosition), [undefined, "0-1"]);
+});
