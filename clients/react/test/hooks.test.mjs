@@ -489,3 +489,24 @@ test("sub-agents are read as of the last event, and again if their blocks could 
   await paintUntil(() => view.last.getSubagentBlocks("cnv_1").length === 1);
   assert.deepEqual(g.requests.filter((r) => r.path.endsWith("/conversations")).map((r) => r.query.minPosition), [undefined, "0-1"]);
 });
+
+test("files of another folder take the place of those before, in whatever order they arrive", async (t) => {
+  const waiting = new Map();
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/files": (request, response) => {
+      const dir = new URL(request.url, "http://x").searchParams.get("dir");
+      waiting.set(dir, () => json(response, { files: [{ path: `${dir}/x`, kind: "file", size: 1, mode: 420 }] }));
+    },
+  });
+  const view = await renderHook(t, g.client, (dir = "a") => useWorkspaceFiles("ses_1", { dir }));
+  await paintUntil(() => waiting.has("a"));
+  await view.render("b");
+  await paintUntil(() => waiting.has("b"));
+  waiting.get("b")();
+  await paintUntil(() => view.last.files[0]?.path === "b/x");
+  waiting.get("a")();
+  // The answer for the folder before has arrived when a request after it is answered.
+  await view.act(() => view.last.getFile("y").catch(() => undefined));
+  await settle();
+  assert.equal(view.last.files[0]?.path, "b/x");
+});
