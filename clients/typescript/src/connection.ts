@@ -238,7 +238,7 @@ export abstract class ResumableStream<T, Cursor extends number | string> impleme
         await new Promise<void>((resolve) => (wake = resolve));
       }
       // A refused handshake does not say why; a request does.
-      if (!joined) await this.http.once({ method: "GET", path: this.path.replace(/(\/events)?\/stream$/, ""), signal, repeatable: true });
+      if (!joined) await this.http.once({ method: "GET", path: this.path.replace(/(\/events)?\/stream$/, ""), signal, whole: true, repeatable: true });
       throw failure;
     } finally {
       clearTimeout(late);
