@@ -8,7 +8,8 @@ import { pipeline } from "node:stream/promises";
 import { fileURLToPath } from "node:url";
 import { SpoolClient } from "@spoolhq/client";
 
-const { SPOOL_URL = "http://127.0.0.1:7700", SPOOL_API_KEY: apiKey, PORT = "3000", COOKIE_SECRET = randomUUID() } = process.env;
+const { SPOOL_URL = "http://127.0.0.1:7700", SPOOL_API_KEY: apiKey, PORT = "3000" } = process.env;
+const cookieSecret = process.env.COOKIE_SECRET || randomUUID(); // anyone can sign with an empty one
 const client = new SpoolClient({ baseUrl: SPOOL_URL, ...(apiKey && { apiKey }) });
 const dist = fileURLToPath(new URL("dist", import.meta.url));
 const types = { ".html": "text/html", ".js": "text/javascript", ".css": "text/css" };
@@ -16,7 +17,10 @@ const types = { ".html": "text/html", ".js": "text/javascript", ".css": "text/cs
 // What the page may do with its own session, as method and path below /api/sessions/{id}.
 const allowed = new Set(["GET ", "GET /blocks", "GET /executions", "GET /events/stream", "POST /messages", "POST /interrupt"]);
 
-const sign = (value) => createHmac("sha256", COOKIE_SECRET).update(value).digest("hex");
+/** Reports whether another page than that of this server sent a request, for example by a form. */
+const isForeign = (request) => !["same-origin", "none", undefined].includes(request.headers["sec-fetch-site"]);
+
+const sign = (value) => createHmac("sha256", cookieSecret).update(value).digest("hex");
 
 /** Returns the session of the browser, from its signed cookie. */
 function sessionOf(request) {
@@ -43,7 +47,8 @@ async function pass(request, response, url) {
   }
   const body = request.method === "GET" ? undefined : Readable.toWeb(request);
   const answer = await fetch(SPOOL_URL + url.pathname + url.search, { method: request.method, headers, body, duplex: "half", signal: abort.signal });
-  response.writeHead(answer.status, { "Content-Type": answer.headers.get("Content-Type") ?? "application/json" });
+  const retryAfter = answer.headers.get("Retry-After");
+  response.writeHead(answer.status, { "Content-Type": answer.headers.get("Content-Type") ?? "application/json", ...(retryAfter && { "Retry-After": retryAfter }) });
   if (answer.body) await pipeline(Readable.fromWeb(answer.body), response, { signal: abort.signal });
   else response.end();
 }
@@ -54,10 +59,12 @@ async function serveFile(path, response) {
 }
 
 const server = createServer(async (request, response) => {
+  if (!URL.canParse(request.url, "http://page")) return void response.writeHead(400).end();
   const url = new URL(request.url, "http://page");
   const [, id, rest = ""] = /^\/api\/sessions\/(ses_\w+)(\/[\w/]+)?$/.exec(url.pathname) ?? [];
   try {
-    if (request.method === "POST" && url.pathname === "/conversation") await openConversation(request, response);
+    if (request.method !== "GET" && isForeign(request)) response.writeHead(403).end();
+    else if (request.method === "POST" && url.pathname === "/conversation") await openConversation(request, response);
     else if (!url.pathname.startsWith("/api/")) await serveFile(url.pathname, response);
     else if (id && id === sessionOf(request) && allowed.has(`${request.method} ${rest}`)) await pass(request, response, url);
     else response.writeHead(403).end();

@@ -10,7 +10,7 @@ export const idleApprovals: ApprovalListSnapshot = { approvals: [], connection: 
 
 /** The open approval requests of all sessions. They are read again when a session with requests changes. */
 export class ApprovalListSource extends Source<ApprovalListSnapshot> {
-  #open = new Map<string, number>(); // session id to its number of open requests
+  #open = new Set<string>(); // ids of the sessions with open requests
   #next: Partial<ApprovalListSnapshot> = {};
 
   constructor(private readonly client: SpoolClient) {
@@ -19,10 +19,13 @@ export class ApprovalListSource extends Source<ApprovalListSnapshot> {
 
   protected async run(signal: AbortSignal): Promise<void> {
     for await (const change of changeHub(this.client).follow(signal, this.onStatus)) {
-      const before = change.type === "started" ? undefined : (this.#open.get(change.type === "session" ? change.session.sessionId! : change.sessionId) ?? 0);
-      const now = change.type === "session" ? (change.session.openApprovals ?? 0) : 0;
-      if (change.type === "session") this.#open.set(change.session.sessionId!, now);
-      if (before !== now || now > 0) void this.read();
+      if (change.type === "started") void this.read();
+      else {
+        const [id, count] = change.type === "session" ? [change.session.sessionId!, change.session.openApprovals ?? 0] : [change.sessionId, 0];
+        if (count > 0 || this.#open.has(id)) void this.read();
+        if (count > 0) this.#open.add(id);
+        else this.#open.delete(id);
+      }
     }
   }
 
@@ -36,8 +39,9 @@ export class ApprovalListSource extends Source<ApprovalListSnapshot> {
         if (!nextPageToken) break;
         pageToken = nextPageToken;
       }
-      for (const { sessionId } of all) this.#open.set(sessionId!, all.filter((a) => a.sessionId === sessionId).length);
+      for (const { sessionId } of all) this.#open.add(sessionId!);
       this.#next.approvals = all;
+      this.error = undefined;
       this.schedule();
     } catch (error) {
       this.error = error as Error;

@@ -1,5 +1,5 @@
 import type { Schemas, SessionEvent } from "@spoolhq/client";
-import { useCallback, useEffect, useMemo, useRef, useState } from "react";
+import { useCallback, useEffect, useMemo, useReducer, useRef } from "react";
 import type { SessionSource } from "./session-source.js";
 import { coalesced } from "./source.js";
 import { useSessionPart, useSessionSource, useWith } from "./use-source.js";
@@ -25,17 +25,17 @@ export function useWorkspaceFiles(id: string | undefined, options: { live?: bool
   const { live = false, dir } = options;
   const source = useSessionSource(id);
   const connection = useSessionPart(source, (s) => s.connection); // keeps the session open
-  const [result, setResult] = useState<{ source: SessionSource; files?: readonly FileEntry[]; error?: Error }>();
-  const read = useMemo(() => source && coalesced(() => readFiles(source, live, dir, setResult)), [source, live, dir]);
+  const [, renderAgain] = useReducer((n: number) => n + 1, 0);
+  const listing = useMemo(() => source && newListing(source, live, dir, renderAgain), [source, live, dir]);
   useEffect(() => {
-    if (!source || !read) return;
-    void read();
+    if (!source || !listing) return;
+    void listing.read();
     const changed = live ? /^(file_|files_applied|workspace_)/ : /^workspace_synced$/;
-    const listener = (event: SessionEvent) => void (changed.test(event.type) && read());
+    const listener = (event: SessionEvent) => void (changed.test(event.type) && listing.read());
     source.eventListeners.add(listener);
     return () => void source.eventListeners.delete(listener);
-  }, [source, read, live]);
-  const present = result?.source === source ? result : undefined;
+  }, [source, listing, live]);
+  const present = listing?.result;
   const files = present?.files ?? none;
   const latest = useRef(files); // so that functions stay the same
   latest.current = files;
@@ -46,17 +46,29 @@ export function useWorkspaceFiles(id: string | undefined, options: { live?: bool
     getFile: useWith(source, "getFile", (s, path: string) => s.session.files.get(path, { live })),
     getFilesByPattern: useCallback((glob) => latest.current.filter((f) => globExpression(glob).test(f.path)), []),
     getFilesByExtension: useCallback((extension) => latest.current.filter((f) => f.path.endsWith(`.${extension.replace(/^\./, "")}`)), []),
-    refresh: useWith(read, "refresh", (again) => again()),
+    refresh: useWith(listing, "refresh", (l) => l.read()),
   };
 }
 
-async function readFiles(source: SessionSource, live: boolean, dir: string | undefined, report: (result: { source: SessionSource; files?: readonly FileEntry[]; error?: Error }) => void) {
-  try {
-    const { files } = await source.session.files.list({ live, ...(dir !== undefined && { dir }) });
-    report({ source, files });
-  } catch (error) {
-    report({ source, error: error as Error });
-  }
+/** The files of one folder as they were read last. An answer for other options cannot replace them. */
+interface Listing {
+  result?: { files?: readonly FileEntry[]; error?: Error };
+  read(): Promise<void>;
+}
+
+function newListing(source: SessionSource, live: boolean, dir: string | undefined, changed: () => void): Listing {
+  const listing: Listing = {
+    read: coalesced(async () => {
+      try {
+        const { files } = await source.session.files.list({ live, ...(dir !== undefined && { dir }) });
+        listing.result = { files };
+      } catch (error) {
+        listing.result = { error: error as Error };
+      }
+      changed();
+    }),
+  };
+  return listing;
 }
 
 function globExpression(glob: string): RegExp {

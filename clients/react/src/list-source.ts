@@ -31,6 +31,7 @@ const viewParameters = new Set(["sort", "order", "pageSize"]);
 export class SessionListSource extends Source<SessionListSnapshot> {
   #rows = new Map<string, SessionRow>();
   #more: string | undefined; // token of the next page
+  #reads = new Set<SessionChange[]>(); // the changes since each read began that is not answered
   #changed = false;
   #isLoading = true;
   readonly #query: NonNullable<CallParams<"Sessions_ListSessions">["query"]>;
@@ -55,15 +56,39 @@ export class SessionListSource extends Source<SessionListSnapshot> {
     for await (const change of changeHub(this.client).follow(signal, this.onStatus)) {
       // The list is read after the stream has begun, so no change is between them.
       if (change.type === "started") await this.#readFirst(signal);
-      else this.#apply(change);
+      else {
+        this.#reads.forEach((changes) => changes.push(change));
+        this.#apply(change);
+      }
+    }
+  }
+
+  /** Reads a page, and the changes that came meanwhile, which the page may lack. */
+  async #read(pageToken?: string, signal?: AbortSignal) {
+    const changes: SessionChange[] = [];
+    this.#reads.add(changes);
+    try {
+      const { sessions = [], nextPageToken } = await this.client.call("Sessions_ListSessions", { query: { ...this.#query, pageToken } }, { signal });
+      this.error = undefined;
+      return { sessions, next: nextPageToken || undefined, changes };
+    } finally {
+      this.#reads.delete(changes);
     }
   }
 
   async #readFirst(signal?: AbortSignal): Promise<void> {
-    const { sessions = [], nextPageToken } = await this.client.call("Sessions_ListSessions", { query: this.#query }, { signal });
+    const { sessions, next, changes } = await this.#read(undefined, signal);
     this.#rows = new Map(sessions.map((s) => [s.sessionId!, s]));
-    this.#more = nextPageToken || undefined;
+    this.#more = next;
     this.#isLoading = false;
+    for (const change of changes) this.#apply(change);
+    this.#publish();
+  }
+
+  /** Adds the rows of a page to the list. */
+  #add(sessions: SessionRow[], changes: SessionChange[]): void {
+    for (const row of sessions) this.#put(row);
+    for (const change of changes) if (change.type === "session_deleted") this.#rows.delete(change.sessionId);
     this.#publish();
   }
 
@@ -73,9 +98,8 @@ export class SessionListSource extends Source<SessionListSnapshot> {
   /** Adds what the first page has; the pages after it stay. */
   readonly #readNewest = coalesced(async () => {
     try {
-      const { sessions = [] } = await this.client.call("Sessions_ListSessions", { query: this.#query });
-      for (const row of sessions) this.#put(row);
-      this.#publish();
+      const { sessions, changes } = await this.#read();
+      this.#add(sessions, changes);
     } catch (error) {
       this.error = error as Error;
     }
@@ -83,12 +107,13 @@ export class SessionListSource extends Source<SessionListSnapshot> {
 
   /** Reads the next page. */
   readonly loadMore = single(async () => {
-    if (!this.#more) return;
+    const token = this.#more;
+    if (!token) return;
     try {
-      const { sessions = [], nextPageToken } = await this.client.call("Sessions_ListSessions", { query: { ...this.#query, pageToken: this.#more } });
-      for (const row of sessions) this.#put(row);
-      this.#more = nextPageToken || undefined;
-      this.#publish();
+      const { sessions, next, changes } = await this.#read(token);
+      if (this.#more !== token) return; // the list was read again: this page does not follow its last one
+      this.#more = next;
+      this.#add(sessions, changes);
     } catch (error) {
       this.error = error as Error;
     }
@@ -115,9 +140,9 @@ export class SessionListSource extends Source<SessionListSnapshot> {
 
   /** Reports whether a row belongs before the last row of the pages that were read. */
   #isLoadedPlace(row: SessionRow): boolean {
-    const rows = this.#sorted();
-    const last = rows[rows.length - 1];
-    return !this.#more || !last || this.#compare(row, last) <= 0;
+    if (!this.#more || this.#rows.size === 0) return true;
+    for (const known of this.#rows.values()) if (this.#compare(row, known) <= 0) return true;
+    return false;
   }
 
   #compare(a: SessionRow, b: SessionRow): number {

@@ -105,6 +105,7 @@ export class SessionSource extends Source<SessionSnapshot> {
   #readError: Error | undefined; // of the read that failed last
   #executions: readonly Schemas["spool.v1.Execution"][] = [];
   #subagents: Map<string, Schemas["spool.v1.Conversation"]> | undefined; // undefined until a hook needs them
+  #unread = new Set<string>(); // sub-agents whose blocks before the stream were not read
   #events: readonly SessionEvent[] = [];
   #truncated: ReadonlySet<string> = new Set();
 
@@ -155,7 +156,7 @@ export class SessionSource extends Source<SessionSnapshot> {
 
   async #follow(signal: AbortSignal): Promise<void> {
     for await (const event of this.session.follow({ after: this.#cursor, signal, onStatus: this.onStatus })) {
-      this.#cursor = event.seq;
+      if (event.type !== "text_delta") this.#cursor = event.seq;
       this.#waiting.push(event);
       this.schedule();
       if (this.#waiting.length >= maxWaiting) await new Promise<void>((resolve) => (this.#drained = resolve));
@@ -168,6 +169,7 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#conversationOf.clear();
     this.#approvals.clear();
     this.#subagents?.clear();
+    this.#unread.clear();
     this.#waiting = [];
     this.#cursor = this.#older = undefined;
   }
@@ -295,9 +297,11 @@ export class SessionSource extends Source<SessionSnapshot> {
 
   /** Reads the page of blocks before the oldest one. */
   readonly loadOlder = single(async () => {
-    if (!this.#older) return;
+    const before = this.#older;
+    if (!before) return;
     try {
-      const page = await this.session.newestBlocks({ conversationId: "main", limit: pageSize, before: this.#older, minPosition: this.#position });
+      const page = await this.session.newestBlocks({ conversationId: "main", limit: pageSize, before, minPosition: this.#position });
+      if (this.#older !== before) return; // the session was read again from its newest blocks
       this.#prepend("main", page);
       this.#older = page.next;
       this.#set({ hasOlder: page.next !== undefined });
@@ -423,16 +427,17 @@ export class SessionSource extends Source<SessionSnapshot> {
     this.#subagents ??= new Map();
     if (this.#cursor === undefined) return; // #load calls it again, so that the stream has every later event
     try {
-      const { conversations = [] } = await this.client.call("Sessions_ListConversations", { path: { session_id: this.id } });
-      const unread: string[] = [];
+      const query = { minPosition: this.#position };
+      const { conversations = [] } = await this.client.call("Sessions_ListConversations", { path: { session_id: this.id }, query });
       for (const c of conversations) {
         if (c.conversationId === "main") continue;
-        if (!this.#subagents.has(c.conversationId!)) unread.push(c.conversationId!);
+        if (!this.#subagents.has(c.conversationId!)) this.#unread.add(c.conversationId!);
         this.#subagents.set(c.conversationId!, c);
       }
       this.#set({ subagents: [...this.#subagents.values()] });
-      for (const conversationId of unread.reverse()) {
+      for (const conversationId of [...this.#unread].reverse()) {
         this.#prepend(conversationId, await this.session.newestBlocks({ conversationId, limit: 200, minPosition: this.#position }));
+        this.#unread.delete(conversationId);
       }
     } catch (error) {
       this.#failedRead(error);

@@ -471,3 +471,42 @@ test("files are read again after a snapshot", async (t) => {
   g.send(event(1, "workspace_synced", { snapshot: "s", files: 0 }));
   await paintUntil(() => view.last.files.length === 0);
 });
+
+test("sub-agents are read as of the last event, and again if their blocks could not be read", async (t) => {
+  let refused = true;
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/conversations": { conversations: [{ conversationId: "cnv_1", name: "a", status: "running" }] },
+    "/api/sessions/ses_1/blocks": (request, response) => {
+      const isMain = new URL(request.url, "http://x").searchParams.get("conversationId") === "main";
+      if (!isMain && refused) return problem(response, 400, "INVALID_REQUEST");
+      json(response, { tip: 0, blocks: isMain ? [] : [block("s", "assistant_text", { content: "done", conversationId: "cnv_1" })] });
+    },
+  });
+  const view = await renderHook(t, g.client, () => ({ ...useSubagents("ses_1"), error: useMessages("ses_1").error }));
+  await paintUntil(() => view.last.error && view.last.count === 1 && g.streams.size === 1);
+  refused = false;
+  g.send(event(1, "execution_completed", {}));
+  await paintUntil(() => view.last.getSubagentBlocks("cnv_1").length === 1);
+  assert.deepEqual(g.requests.filter((r) => r.path.endsWith("/conversations")).map((r) => r.query.minPosition), [undefined, "0-1"]);
+});
+
+test("files of another folder take the place of those before, in whatever order they arrive", async (t) => {
+  const waiting = new Map();
+  const g = await gateway(t, {
+    "/api/sessions/ses_1/files": (request, response) => {
+      const dir = new URL(request.url, "http://x").searchParams.get("dir");
+      waiting.set(dir, () => json(response, { files: [{ path: `${dir}/x`, kind: "file", size: 1, mode: 420 }] }));
+    },
+  });
+  const view = await renderHook(t, g.client, (dir = "a") => useWorkspaceFiles("ses_1", { dir }));
+  await paintUntil(() => waiting.has("a"));
+  await view.render("b");
+  await paintUntil(() => waiting.has("b"));
+  waiting.get("b")();
+  await paintUntil(() => view.last.files[0]?.path === "b/x");
+  waiting.get("a")();
+  // The answer for the folder before has arrived when a request after it is answered.
+  await view.act(() => view.last.getFile("y").catch(() => undefined));
+  await settle();
+  assert.equal(view.last.files[0]?.path, "b/x");
+});

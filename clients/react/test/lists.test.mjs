@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { beginStream, problem } from "../../typescript/test/server.mjs";
-import { paintUntil, renderHook, settle } from "./dom.mjs";
+import { paint, paintUntil, renderHook, settle } from "./dom.mjs";
 import { block, event, gateway, json } from "./gateway.mjs";
 const { useApprovals, useReplay, useSessionList } = await import("../dist/index.js");
 
@@ -131,4 +131,74 @@ test("all lists and approvals share one connection, and a list that comes later 
   assert.equal(g.lists.size, 1);
   await two.unmount();
   await paintUntil(() => g.lists.size === 0);
+});
+
+/** Returns a handler that holds requests until the test answers them, in order. */
+function held() {
+  const waiting = [];
+  const handler = (request, response) => waiting.push({ query: queryOf(request), answer: (value) => json(response, value) });
+  return { waiting, handler };
+}
+
+test("changes that come while a page is read are kept", async (t) => {
+  const { waiting, handler } = held();
+  const g = await gateway(t, { "/api/sessions": handler });
+  const view = await renderHook(t, g.client, () => useSessionList());
+  const next = async () => (await paintUntil(() => waiting.length > 0), waiting.shift());
+  const first = { sessions: [row(5), row(4)], nextPageToken: "p2" };
+  (await next()).answer(first);
+  await paintUntil(() => ids(view) === "ses_5 ses_4");
+
+  const refreshed = view.last.refresh();
+  const refresh = await next();
+  g.change("session", row(6), "c1");
+  g.change("session", row(4, { phase: "running", tip: 3 }), "c2");
+  g.change("session_deleted", { sessionId: "ses_5" }, "c3");
+  await paintUntil(() => ids(view) === "ses_6 ses_4");
+  refresh.answer({ ...first, nextPageToken: "p3" });
+  await view.act(() => refreshed);
+  await paint();
+  void view.last.loadMore();
+  const more = await next();
+  assert.equal(more.query.pageToken, "p3");
+  assert.deepEqual([ids(view), view.last.getSession("ses_4").phase], ["ses_6 ses_4", "running"]);
+
+  g.change("session_deleted", { sessionId: "ses_4" }, "c4");
+  await paintUntil(() => ids(view) === "ses_6");
+  more.answer({ sessions: [row(4), row(3)], nextPageToken: "p4" });
+  await paintUntil(() => view.last.sessions.length > 1);
+  assert.equal(ids(view), "ses_6 ses_3");
+
+  const loaded = view.last.loadMore();
+  const late = await next();
+  void view.last.refresh();
+  (await next()).answer({ sessions: [row(6)], nextPageToken: "p2" });
+  await paintUntil(() => ids(view) === "ses_6");
+  late.answer({ sessions: [row(1)], nextPageToken: "p5" }); // the pages between would be missing
+  await view.act(() => loaded);
+  await paint();
+  assert.equal(ids(view), "ses_6");
+});
+
+test("the error of a list is shown until a read succeeds", async (t) => {
+  let refused = false;
+  const g = await gateway(t, { "/api/sessions": (_, response) => (refused ? problem(response, 400, "INVALID_REQUEST") : json(response, { sessions: [row(1)] })) });
+  const view = await renderHook(t, g.client, () => useSessionList());
+  await paintUntil(() => !view.last.isLoading);
+  refused = true;
+  await view.act(() => view.last.refresh());
+  await paintUntil(() => view.last.error);
+  refused = false;
+  await view.act(() => view.last.refresh());
+  await paintUntil(() => !view.last.error);
+});
+
+test("the error of the approval requests is shown until a read succeeds", async (t) => {
+  let refused = true;
+  const g = await gateway(t, { "/api/approvals": (_, response) => (refused ? problem(response, 400, "INVALID_REQUEST") : json(response, { approvals: [] })) });
+  const view = await renderHook(t, g.client, () => useApprovals());
+  await paintUntil(() => view.last.error);
+  refused = false;
+  g.change("session", row(1, { openApprovals: 1 }), "c1");
+  await paintUntil(() => !view.last.error);
 });

@@ -136,15 +136,18 @@ export class BlockView {
     for (const [id, block] of newer) this.#blocks.set(id, block);
   }
 
-  /** Replaces a block, or adds it, with the seq of the last event that is folded into it. */
+  /** Replaces a block, or adds it, with the seq of the last event that is folded into it. A final block stays if the new one is pending. */
   replace(block: Block, tip: number): void {
+    const known = this.#blocks.get(block.id);
+    if (known && known.status !== "pending" && block.status === "pending") return;
     this.#tips.set(block.id, tip);
-    if (block.status === "pending" && contentOf(block)) {
+    if (block.status !== "pending") this.#texts.delete(block.id);
+    else if (contentOf(block) || this.#texts.has(block.id)) {
       let text = this.#texts.get(block.id);
       if (!text) this.#texts.set(block.id, (text = new StreamedText()));
       text.add({ offset: 0, delta: contentOf(block) });
       block = withContent(block, text.known);
-    } else if (block.status !== "pending") this.#texts.delete(block.id);
+    }
     this.#set(block.id, block);
   }
 

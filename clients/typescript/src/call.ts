@@ -36,6 +36,7 @@ export async function call<O extends Operation>(http: Http, operation: O, params
     body: op.body === "application/json" ? JSON.stringify(body ?? {}) : (body as BodyInit | undefined),
     headers,
     signal: options.signal,
+    whole: op.json,
     // One key for all attempts, so that the operation happens once.
     idempotencyKey: op.idempotencyKey ? (options.idempotencyKey ?? newIdempotencyKey()) : undefined,
     repeatable: op.idempotencyKey || op.method !== "POST",

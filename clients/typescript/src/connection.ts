@@ -20,6 +20,8 @@ export interface StreamOptions {
   onStatus?: ((status: StreamStatus) => void) | undefined;
 }
 
+const maxInbox = 10_000; // frames of a WebSocket that were not read
+
 /** The errors that end a stream: the reason, and the status, which a WebSocket does not send. */
 const endings: Record<string, [StreamEndReason, number]> = {
   UNAUTHENTICATED: ["unauthenticated", 401],
@@ -96,8 +98,9 @@ export abstract class ResumableStream<T, Cursor extends number | string> impleme
       try {
         for await (const frame of this.#frames(futile)) {
           signal?.throwIfAborted();
-          attempt = 0;
-          for (const item of this.#items(frame)) yield item;
+          const items = this.#items(frame);
+          attempt = 0; // unless the frame is a problem
+          for (const item of items) yield item;
           if (this.endReason) return;
         }
         if (this.endReason) return;
@@ -183,7 +186,7 @@ export abstract class ResumableStream<T, Cursor extends number | string> impleme
       return;
     }
     const { socket, firstMessage } = await this.http.openWebSocket();
-    const inbox: Frame[] = [];
+    let inbox: Frame[] = [];
     let failure: Error | undefined;
     let joined = false;
     let wake = () => {};
@@ -191,9 +194,16 @@ export abstract class ResumableStream<T, Cursor extends number | string> impleme
       failure ??= error;
       wake();
     };
+    // A WebSocket cannot be told to wait. Another one continues after the cursor when all frames are read.
+    const close = (error: Error) => {
+      socket.onclose = socket.onerror = socket.onmessage = socket.onopen = null;
+      socket.close();
+      fail(error);
+    };
     const abort = () => fail(new ConnectionError("aborted"));
     const late = setTimeout(() => fail(new ConnectionError(`the stream was not joined in ${idleTimeoutMs} ms`)), idleTimeoutMs);
     signal?.addEventListener("abort", abort);
+    if (signal?.aborted) abort(); // while the key was read
     socket.onclose = socket.onerror = () => fail(new ConnectionError("the WebSocket was cut"));
     socket.onopen = () => {
       if (firstMessage) socket.send(JSON.stringify(firstMessage));
@@ -212,6 +222,7 @@ export abstract class ResumableStream<T, Cursor extends number | string> impleme
         }
         const frame = this.frameOf({ ...message, type });
         if (frame) inbox.push(frame);
+        if (inbox.length >= maxInbox) close(new ConnectionError(`${maxInbox} messages arrived that were not read`));
         wake();
       } catch (error) {
         fail(error as Error);
@@ -219,19 +230,20 @@ export abstract class ResumableStream<T, Cursor extends number | string> impleme
     };
     try {
       for (;;) {
-        for (let i = 0; i < inbox.length; i++) yield inbox[i]!;
-        inbox.length = 0;
+        const frames = inbox;
+        inbox = []; // so that frames that were read are not kept
+        yield* frames;
+        if (inbox.length > 0) continue;
         if (failure) break;
         await new Promise<void>((resolve) => (wake = resolve));
       }
       // A refused handshake does not say why; a request does.
-      if (!joined) await this.http.once({ method: "GET", path: this.path.replace(/(\/events)?\/stream$/, ""), signal, repeatable: true });
+      if (!joined) await this.http.once({ method: "GET", path: this.path.replace(/(\/events)?\/stream$/, ""), signal, whole: true, repeatable: true });
       throw failure;
     } finally {
       clearTimeout(late);
       signal?.removeEventListener("abort", abort);
-      socket.onclose = socket.onerror = socket.onmessage = socket.onopen = null;
-      socket.close();
+      close(new ConnectionError("the stream ended"));
     }
   }
 }

@@ -55,6 +55,8 @@ export interface HttpRequest extends CallOptions {
   body?: BodyInit | (() => BodyInit) | undefined;
   /** Whether the request may be sent again although it may have had its effect. */
   repeatable: boolean;
+  /** Whether the answer is read whole before it is returned, so that a cut in its body is a failed request too. */
+  whole?: boolean | undefined;
   /** Called with the number of bytes of the body that were sent. A browser then sends the request by XMLHttpRequest. */
   onUpload?: ((sent: number) => void) | undefined;
 }
@@ -115,6 +117,7 @@ export class Http {
     try {
       const url = this.gateway + request.path + queryString(request.query);
       response = request.onUpload ? await uploadWithProgress(url, init, request.onUpload) : await (this.#options.fetch ?? fetch)(url, init);
+      if (request.whole && response.ok) response = new Response((await response.text()) || null, response);
     } catch (cause) {
       request.signal?.throwIfAborted();
       throw new ConnectionError(`${request.method} ${this.gateway}${request.path} failed: ${String(cause)}`, { cause });
@@ -163,7 +166,7 @@ export class Http {
 
   /** Reads the session of the sign-in, and keeps its CSRF token. */
   async readCsrfToken(signal?: AbortSignal): Promise<Schemas["spool.v1.SignInSession"]> {
-    const response = await this.send({ method: "GET", path: "/api/signin/session", signal, repeatable: true });
+    const response = await this.send({ method: "GET", path: "/api/signin/session", signal, whole: true, repeatable: true });
     const session = (await response.json()) as Schemas["spool.v1.SignInSession"];
     this.csrfToken = session.csrfToken;
     return session;

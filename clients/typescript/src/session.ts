@@ -165,7 +165,7 @@ export class SessionFiles {
 
   /** Lists the files of the last snapshot; with `at`, of the last snapshot before an event; with `live`, of the sandbox. */
   list(query: { dir?: string; at?: number; live?: boolean; minPosition?: string } = {}, options?: CallOptions): Promise<Schemas["FileListing"]> {
-    return this.#request("GET", undefined, { ...options, query, headers: { Accept: "application/json", ...options?.headers } }).then((r) => r.json());
+    return this.#request("GET", undefined, { ...options, whole: true, query, headers: { Accept: "application/json", ...options?.headers } }).then((r) => r.json());
   }
 
   /** Returns a file as a response, whose body is a stream: `(await files.get("a.txt")).text()`. */
@@ -177,7 +177,7 @@ export class SessionFiles {
   async put(path: string, body: Blob | Uint8Array<ArrayBuffer> | string | ReadableStream<Uint8Array>, options: UploadOptions = {}): Promise<Schemas["FileAccepted"]> {
     const { mode, onProgress, ...rest } = options;
     const headers = { "Content-Type": "application/octet-stream", ...rest.headers };
-    const request = { ...rest, headers, query: { mode } };
+    const request = { ...rest, whole: true, headers, query: { mode } };
     const upload = body instanceof ReadableStream ? body : new Blob([body]);
     const total = upload instanceof Blob ? upload.size : undefined;
     if (onProgress && upload instanceof Blob && hasUploadProgress) {
@@ -191,10 +191,10 @@ export class SessionFiles {
 
   /** Removes a file, or a folder with everything in it. */
   async remove(path: string, options?: CallOptions): Promise<Schemas["FileChange"]> {
-    return (await this.#request("DELETE", path, options)).json();
+    return (await this.#request("DELETE", path, { ...options, whole: true })).json();
   }
 
-  #request(method: string, path: string | undefined, options: CallOptions & Pick<HttpRequest, "query" | "body" | "onUpload"> = {}): Promise<Response> {
+  #request(method: string, path: string | undefined, options: CallOptions & Pick<HttpRequest, "query" | "body" | "onUpload" | "whole"> = {}): Promise<Response> {
     const template = "/api/sessions/{id}/files" + (path === undefined ? "" : "/{path}");
     return this.http.send({ ...options, method, path: expandPath(template, { id: this.sessionId, path }), repeatable: true });
   }

@@ -111,3 +111,17 @@ test("a block that was completed before its page was read keeps its last state",
   view.prepend([assistant("a", "exe_1"), assistant("b", "exe_1", { status: "pending", content: "wh" })], 5);
   assert.deepEqual(view.blocks().map((b) => [b.id, b.status]), [["a", "complete"], ["b", "complete"]]);
 });
+
+test("a page that was read before text arrived, or before a block was completed, takes nothing away", () => {
+  const view = new BlockView();
+  const pending = { id: "blk_a", kind: "assistant_text", status: "pending", executionId: "exe_1" };
+  view.apply(event(1, "block_start", { block: { id: "blk_a", kind: "assistant_text" } }));
+  view.apply(event(1, "text_delta", { blockId: "blk_a", offset: 0, delta: "text" }));
+  view.prepend([pending], 1);
+  assert.equal(view.get("blk_a").content, "text");
+  view.replace(pending, 1);
+  assert.equal(view.get("blk_a").content, "text");
+  view.apply(event(2, "block_complete", { block: { id: "blk_a", kind: "assistant_text", content: "text, whole" } }));
+  view.replace(pending, 1);
+  assert.deepEqual([view.get("blk_a").status, view.get("blk_a").content], ["complete", "text, whole"]);
+});

@@ -190,3 +190,19 @@ test("pages of the newest blocks, whole blocks and the timeline are read", async
     "/api/sessions/ses_1/timeline?buckets=7",
   ]);
 });
+
+test("an answer that is cut in its body is asked for again, with the same key", async (t) => {
+  const keys = [];
+  const url = await serve(t, (request, response) => {
+    keys.push(request.headers["idempotency-key"]);
+    response.writeHead(200, { "Content-Type": "application/json", "Content-Length": 23 });
+    if (keys.length % 2) response.write('{"executionId":', () => response.destroy());
+    else response.end('{"executionId":"exe_1"}');
+  });
+  const session = new SpoolClient({ baseUrl: url, retry: { minDelayMs: 1, maxDelayMs: 5 } }).session("ses_1");
+  assert.equal((await session.post("hello")).executionId, "exe_1");
+  assert.deepEqual([keys.length, keys[0]], [2, keys[1]]);
+  assert.equal((await session.files.list()).executionId, "exe_1");
+  const once = new SpoolClient({ baseUrl: url, retry: { retries: 0 } });
+  await assert.rejects(once.session("ses_1").get(), { name: "ConnectionError" });
+});

@@ -273,3 +273,47 @@ test("a refused handshake of a WebSocket ends the stream with the reason that a 
   };
   await assert.rejects(collect(clientOf(url, { openWebSocket }).session("ses_1").follow({ transport: "websocket" })), { reason: "unauthenticated" });
 });
+
+test("an abort while a WebSocket is being opened closes it", async () => {
+  const abort = new AbortController();
+  let closed = 0;
+  const openWebSocket = () => ({ close: () => closed++, send() {} }); // nothing ever arrives
+  const apiKey = async () => (abort.abort(new Error("left")), "key");
+  const stream = clientOf("http://127.0.0.1:9", { apiKey, openWebSocket }).session("ses_1").follow({ transport: "websocket", signal: abort.signal });
+  await assert.rejects(collect(stream), { message: "left" });
+  assert.equal(closed, 1);
+});
+
+test("a WebSocket whose messages are read slowly is closed, and nothing is lost", async () => {
+  const count = 30_000;
+  const joins = [];
+  const most = []; // by socket
+  const openWebSocket = () => {
+    const socket = fakeSocket((send) => {
+      const { after } = joins[joins.length - 1];
+      let sent = 0; // while the client listens
+      for (; socket.onmessage && after + sent < count; sent++) send({ type: "session:event", event: stored(after + sent + 1, after + sent + 1 === count ? "session_deleted" : "log") });
+      most.push(sent);
+    }, joins);
+    return socket;
+  };
+  const seqs = (await collect(clientOf("http://127.0.0.1:9", { openWebSocket }).session("ses_1").follow({ transport: "websocket" }))).map((e) => e.seq);
+  assert.deepEqual(seqs, Array.from({ length: count }, (_, i) => i + 1));
+  assert.ok(most.every((n) => n <= 10_000), String(most));
+});
+
+test("connections that end with a temporary problem are opened again after longer and longer waits", async () => {
+  const random = Math.random;
+  Math.random = () => 1;
+  try {
+    const waits = [];
+    const abort = new AbortController();
+    const openWebSocket = () => fakeSocket((send) => send({ type: "error", code: "OVERLOADED", message: "later" }), []);
+    const client = new SpoolClient({ baseUrl: "http://127.0.0.1:9", retry: { minDelayMs: 1, maxDelayMs: 1000 }, openWebSocket });
+    const onStatus = ({ retryInMs }) => waits.push(retryInMs) === 4 && abort.abort(new Error("enough"));
+    await assert.rejects(collect(client.session("ses_1").follow({ transport: "websocket", signal: abort.signal, onStatus })), { message: "enough" });
+    assert.deepEqual(waits, [1, 2, 4, 8]);
+  } finally {
+    Math.random = random;
+  }
+});
