@@ -2,7 +2,9 @@ import { AgentServiceProvider, useApprovals } from "@spoolhq/react";
 import { useState } from "react";
 import { Link, Router, useRoute } from "wouter";
 import { ApprovalsPage, useApprovalNotices } from "./approvals";
+import { Boundary } from "./boundary";
 import { basePath } from "./client";
+import { ErrorNote } from "./error";
 import { Help, useKeys } from "./help";
 import { Layout } from "./layout";
 import { useParameters } from "./location";
@@ -57,20 +59,38 @@ function Page({ auth: { state, signIn, signOut, end } }: { auth: SignIn }) {
                 ?
               </button>
               {signedIn?.withKey && !signedIn.ended && (
-                <button className="button button-quiet" onClick={signOut}>
-                  Sign out
-                </button>
+                <SignOut signOut={signOut} />
               )}
             </SessionList>
           </>
         }
-        panel={sessionId && <Panel sessionId={sessionId} />}
+        panel={
+          sessionId && (
+            <Boundary key={sessionId}>
+              <Panel sessionId={sessionId} />
+            </Boundary>
+          )
+        }
         drawerOpen={parameters.has("tab")}
         onDrawerClose={closePanel}
       >
-        {sessionId ? <SessionPage key={sessionId} id={sessionId} /> : isNew ? <NewSessionPage /> : isApprovals ? <ApprovalsPage /> : isHome ? <Home /> : <NoPage />}
+        <Boundary key={sessionId ?? String([isNew, isApprovals, isHome])}>
+          {sessionId ? <SessionPage key={sessionId} id={sessionId} /> : isNew ? <NewSessionPage /> : isApprovals ? <ApprovalsPage /> : isHome ? <Home /> : <NoPage />}
+        </Boundary>
       </Layout>
       <Help isOpen={isHelpOpen} onClose={() => setHelpOpen(false)} />
+    </>
+  );
+}
+
+function SignOut({ signOut }: { signOut: () => Promise<void> }) {
+  const [error, setError] = useState<unknown>();
+  return (
+    <>
+      <button className="button button-quiet" onClick={() => void signOut().catch(setError)}>
+        Sign out
+      </button>
+      {error !== undefined && <ErrorNote error={error} />}
     </>
   );
 }

@@ -61,6 +61,14 @@ test("ConversationList opens failures by itself", (t) => {
   assert.equal(list.isOpen("t1"), true);
 });
 
+test("ConversationList shows the other rows if one cannot be drawn", (t) => {
+  const quiet = t.mock.method(console, "error", () => undefined);
+  const list = render(t, { blocks: [...call("t1", { command: "ls" }, "a"), block("b1", { kind: "assistant_text", content: 7 as unknown as string }), ...call("t2", { command: "pwd" }, "b")] });
+  assert.match(list.row("b1").textContent!, /This part cannot be shown/);
+  assert.match(list.row("t2").textContent!, /pwd/);
+  assert.ok(quiet.mock.callCount() > 0);
+});
+
 test("ConversationList says in words what became of a call", (t) => {
   const list = render(t, { blocks: [...call("t1", {}, "ok"), ...call("t2", {}, "no", true), ...call("t3", {})] });
   assert.deepEqual(["t1", "t2", "t3"].map((key) => list.row(key).querySelector(".status-mark")!.lastElementChild!.textContent), ["done", "failed", "running"]);

@@ -7,6 +7,7 @@ import { isEnded, isFailure, rowsOf, type Row, type Subagent, type Turn } from "
 import { opensByItself, RowView, type RowActions } from "./rowview";
 import { summarize } from "./tools";
 import { takesKeys } from "../help";
+import { Boundary } from "../boundary";
 import { visible } from "../text";
 import { transcriptMarkdown } from "./transcript";
 
@@ -174,7 +175,7 @@ export function ConversationList(props: ConversationListProps) {
         aria-setsize={hasOlder ? -1 : rows.length}
         aria-current={row.key === current || undefined}
       >
-        {approval}
+        <Boundary>{approval}</Boundary>
       </article>
     );
   };
