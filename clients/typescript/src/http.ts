@@ -128,6 +128,7 @@ export class Http {
 
   /** Sends a request, and repeats it after failures that may pass. */
   async send(request: HttpRequest): Promise<Response> {
+    let hasNewToken = false;
     for (let attempt = 0; ; attempt++) {
       const gateway = this.gateway;
       const { csrfToken } = this;
@@ -135,9 +136,10 @@ export class Http {
         return await this.once(request);
       } catch (error) {
         // The page was loaded again, or another one has signed in: the cookie has another token.
-        if (error instanceof SpoolError && error.code === "CSRF_REFUSED" && !(request.body instanceof ReadableStream)) {
+        if (error instanceof SpoolError && error.code === "CSRF_REFUSED" && !hasNewToken && !(request.body instanceof ReadableStream)) {
           await this.readCsrfToken(request.signal);
-          if (this.csrfToken !== csrfToken) continue;
+          hasNewToken = this.csrfToken !== csrfToken;
+          if (hasNewToken) continue;
         }
         const wait = attempt < this.retry.retries ? this.#retryDelay(request, error, attempt) : undefined;
         if (wait === undefined) throw error;

@@ -56,3 +56,14 @@ test("a token that stays refused is an error, and so is a session that has ended
   g.token = undefined;
   await assert.rejects(g.client.signInSession(), { code: "UNAUTHENTICATED", status: 401 });
 });
+
+test("a request that is refused for its CSRF token is sent again once", async (t) => {
+  const requests = [];
+  const url = await serve(t, (request, response) => {
+    requests.push(request.method);
+    if (request.method === "POST") return requests.length < 20 ? problem(response, 403, "CSRF_REFUSED") : response.end("{}");
+    response.writeHead(200, { "Content-Type": "application/json" }).end(JSON.stringify({ csrfToken: `token-${requests.length}` }));
+  });
+  await assert.rejects(new SpoolClient({ baseUrl: url }).session("ses_1").interrupt(), { code: "CSRF_REFUSED" });
+  assert.deepEqual(requests, ["POST", "GET", "POST"]);
+});
