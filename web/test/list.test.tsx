@@ -63,7 +63,7 @@ test("ConversationList opens failures by itself", (t) => {
 
 test("ConversationList shows the other rows if one cannot be drawn", (t) => {
   const quiet = t.mock.method(console, "error", () => undefined);
-  const list = render(t, { blocks: [...call("t1", { command: "ls" }, "a"), block("b1", { kind: "assistant_text", content: 7 as unknown as string }), ...call("t2", { command: "pwd" }, "b")] });
+  const list = render(t, { blocks: [...call("t1", { command: "ls" }, "a"), block("b1", { kind: "tool_use", toolUseId: "b1", displayName: 7 as unknown as string }), ...call("t2", { command: "pwd" }, "b")] });
   assert.match(list.row("b1").textContent!, /This part cannot be shown/);
   assert.match(list.row("t2").textContent!, /pwd/);
   assert.ok(quiet.mock.callCount() > 0);
