@@ -131,7 +131,8 @@ function Turn({ execution: { execution, phase, error, cancel, pause, resume, rec
   if (!execution || !(isActive || phase === "paused" || phase === "failed")) return null;
   return (
     <div className="session-turn">
-      {execution.waiting && (
+      {/* A request for a decision is shown by its card. */}
+      {execution.waiting && execution.waiting.reason !== "approval" && (
         <p className="session-waiting" role="status">
           <bdi>{visible(execution.waiting.detail ?? "")}</bdi> <bdi>{visible(execution.waiting.remedy ?? "")}</bdi>
         </p>
