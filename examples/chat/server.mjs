@@ -37,6 +37,16 @@ async function openConversation(request, response) {
   response.setHeader("Content-Type", "application/json").end(JSON.stringify({ sessionId: id }));
 }
 
+/** Reads a message. Of its fields only the text is passed on: a visitor must not choose permissions, variables or limits. */
+async function readMessage(request) {
+  let text = "";
+  for await (const piece of request.setEncoding("utf8")) {
+    if ((text += piece).length > 1 << 20) throw new Error("the message is too long");
+  }
+  const { content } = JSON.parse(text || "{}");
+  return JSON.stringify({ content }); // {} without a text, for /interrupt
+}
+
 /** Passes a request to Spool, and the answer back as it comes. */
 async function pass(request, response, url) {
   const abort = new AbortController();
@@ -45,8 +55,8 @@ async function pass(request, response, url) {
   for (const name of ["accept", "content-type", "idempotency-key", "last-event-id"]) {
     if (request.headers[name]) headers[name] = request.headers[name];
   }
-  const body = request.method === "GET" ? undefined : Readable.toWeb(request);
-  const answer = await fetch(SPOOL_URL + url.pathname + url.search, { method: request.method, headers, body, duplex: "half", signal: abort.signal });
+  const body = request.method === "GET" ? undefined : await readMessage(request);
+  const answer = await fetch(SPOOL_URL + url.pathname + url.search, { method: request.method, headers, body, signal: abort.signal });
   const retryAfter = answer.headers.get("Retry-After");
   response.writeHead(answer.status, { "Content-Type": answer.headers.get("Content-Type") ?? "application/json", ...(retryAfter && { "Retry-After": retryAfter }) });
   if (answer.body) await pipeline(Readable.fromWeb(answer.body), response, { signal: abort.signal });

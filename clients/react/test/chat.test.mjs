@@ -52,3 +52,21 @@ test("the chat passes when to repeat a request", async (t) => {
   const answer = await fetch(`${url}/api/sessions/ses_1/messages`, { method: "POST", headers: { Cookie: cookie }, body: "{}" });
   assert.deepEqual([answer.status, answer.headers.get("Retry-After")], [429, "7"]);
 });
+
+test("a visitor of the chat sends a text and no other field of a message", async (t) => {
+  const bodies = [];
+  const url = await chat(t, async (request, response) => {
+    if (request.url === "/api/sessions") return json(response, { sessionId: "ses_1" }, 201);
+    let body = "";
+    for await (const piece of request.setEncoding("utf8")) body += piece;
+    bodies.push(JSON.parse(body));
+    json(response, {}, 202);
+  });
+  const [cookie] = (await fetch(`${url}/conversation`, { method: "POST" })).headers.getSetCookie()[0].split(";");
+  const post = (rest, body) => fetch(`${url}/api/sessions/ses_1${rest}`, { method: "POST", headers: { Cookie: cookie, "Content-Type": "application/json" }, body });
+  await post("/messages", JSON.stringify({ content: "hello", permissions: { preset: "full" }, secrets: { A: "b" } }));
+  await post("/interrupt");
+  await post("/interrupt", "{}");
+  assert.deepEqual(bodies, [{ content: "hello" }, {}, {}]);
+  assert.equal((await post("/messages", "{")).status, 502);
+});
