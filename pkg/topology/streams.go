@@ -247,8 +247,8 @@ func KeyValueBuckets() []KeyValueBucket {
 		{
 			Config: jetstream.KeyValueConfig{
 				Bucket: BucketWaits, Description: "Why executions wait: the reason, since when, and details.",
-				// Executors write lost entries again, so the bucket needs no disk, which may be the reason of the wait.
-				TTL: WaitTTL, Storage: jetstream.MemoryStorage, History: 1,
+				// A bucket in memory would be gone after a restart of NATS, until the next run of the provisioner.
+				TTL: WaitTTL, Storage: jetstream.FileStorage, History: 1,
 			},
 			Keys: "<execution>", Writes: "executor, about every 15 s while an execution waits", Reads: "executor, gateway",
 		},

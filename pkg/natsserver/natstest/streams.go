@@ -2,6 +2,8 @@ package natstest
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,12 +44,13 @@ func NewStreamWriter(t testing.TB, js jetstream.JetStream) *StreamWriter {
 	return w
 }
 
-// Write publishes a message to each stream, and returns the streams that did not acknowledge it.
+// Write publishes a message to each stream, in the order of their names, and returns the streams that did not acknowledge it.
+// NATS acknowledges text in flight before it writes it; in a fixed order it has written it before the next call gets there.
 func (w *StreamWriter) Write(t testing.TB) (failed []string) {
 	t.Helper()
-	for stream, subject := range w.subjects {
+	for _, stream := range slices.Sorted(maps.Keys(w.subjects)) {
 		ctx, cancel := context.WithTimeout(t.Context(), writeTimeout)
-		ack, err := w.js.Publish(ctx, subject, make([]byte, 64<<10))
+		ack, err := w.js.Publish(ctx, w.subjects[stream], make([]byte, 64<<10))
 		cancel()
 		if err != nil {
 			failed = append(failed, stream)
