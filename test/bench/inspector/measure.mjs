@@ -15,10 +15,12 @@ try {
   });
   await page.waitForTimeout(2000); // until what follows the first paint is done
   const result = await page.evaluate(() => {
-    const bytes = performance.getEntriesByType("resource").concat(performance.getEntriesByType("navigation")).reduce((sum, r) => sum + r.transferSize, 0);
+    const all = performance.getEntriesByType("resource").concat(performance.getEntriesByType("navigation"));
+    const sum = (list) => list.reduce((bytes, r) => bytes + r.transferSize, 0);
+    const bytes = sum(all.filter((r) => r.responseEnd <= window.measured.painted));
     const data = performance.getEntriesByType("resource").filter((r) => /\/api\/sessions(\/[^/]+\/blocks)?(\?|$)/.test(r.name));
     const received = Math.min(...data.map((r) => r.responseEnd));
-    return { bytes, paintMs: window.measured.painted, afterDataMs: window.measured.painted - received };
+    return { bytes, laterBytes: sum(all) - bytes, paintMs: window.measured.painted, afterDataMs: window.measured.painted - received };
   });
   const process = await browserProcesses();
   const began = Date.now();
