@@ -65,7 +65,7 @@ func (r *fakeRunner) status() *runner.Status {
 	return s
 }
 
-// appendLine gives a line the next number, appends it to the journal, and wakes the goroutine that sends the journal to
+// appendLine sets the number of a line to the next one, appends it to the journal, and wakes the goroutine that sends the journal to
 // the executor. It never blocks.
 func (r *fakeRunner) appendLine(l runner.JournalLine) {
 	r.mu.Lock()

@@ -49,7 +49,7 @@ type Benchmark struct {
 	Seconds  harness.PositiveCount `default:"10" help:"Seconds of scrolling, and of text in flight."`
 }
 
-// measurement is what measure.mjs prints.
+// measurement holds the results that measure.mjs prints.
 type measurement struct {
 	Bytes, LaterBytes         float64 // read until the first paint, and in the two seconds after it
 	PaintMs, AfterDataMs      float64

@@ -22,7 +22,7 @@ try {
     const received = Math.min(...data.map((r) => r.responseEnd));
     return { bytes, laterBytes: sum(all) - bytes, paintMs: window.measured.painted, afterDataMs: window.measured.painted - received };
   });
-  const process = await browserProcesses();
+  const before = await browserProcesses();
   const began = Date.now();
   await page.evaluate(() => (window.measured.frames = []));
   if (scenario === "open") {
@@ -41,7 +41,7 @@ try {
   const { metrics } = await cdp.send("Performance.getMetrics");
   const heap = metrics.find((m) => m.name === "JSHeapUsedSize").value;
   const shown = await page.evaluate((selector) => [document.querySelectorAll(selector).length, document.body.innerText.length], rowSelector());
-  console.log(JSON.stringify({ ...result, longFrames: frames.length, longestFrameMs: Math.max(0, ...frames), heapBytes: heap, rendererCores: (after.renderer - process.renderer) / wall, allCores: (after.all - process.all) / wall, rows: shown[0], characters: shown[1] }));
+  console.log(JSON.stringify({ ...result, longFrames: frames.length, longestFrameMs: Math.max(0, ...frames), heapBytes: heap, rendererCores: (after.renderer - before.renderer) / wall, allCores: (after.all - before.all) / wall, rows: shown[0], characters: shown[1] }));
 } finally {
   await browser.close();
 }

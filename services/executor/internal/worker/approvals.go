@@ -301,7 +301,7 @@ func (f *follower) requestSlot() {
 	})
 }
 
-// setSlotPermit gives the turn's slot a granted permit. release releases the permit.
+// setSlotPermit sets the permit of the turn's slot to a granted one. release releases the permit.
 func (f *follower) setSlotPermit(release func()) {
 	f.approvals.waits, f.approvals.asks = false, false
 	f.slot.SetPermit(release)
